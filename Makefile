@@ -1,0 +1,78 @@
+# Snapferry's commands for developers. `make help` lists them.
+#
+# Nothing is installed unless it is missing and the target cannot do without it. Every target that runs
+# tests has a total time limit, so a hanging test ends as a failure and not as a stuck machine.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+.DEFAULT_GOAL := help
+.ONESHELL:
+
+GO       ?= go
+PKG      ?= ./...
+FUZZTIME ?= 10s
+ROUNDS   ?= 5
+
+# Packages with goroutines of their own. Missing ones are left out.
+CONCURRENT := . ./blob/... ./checkpoint/... ./source/... ./snapshot/... ./internal/... ./cmd/...
+RACE       ?= $(foreach p,$(CONCURRENT),$(if $(wildcard $(patsubst %/...,%,$(p))/*.go $(patsubst %/...,%,$(p))/*/*.go),$(p)))
+
+# limit SECONDS: the whole group of processes ends when the time is over.
+limit = timeout --kill-after=20s $(1)
+
+# need COMMAND PACKAGES: installs PACKAGES when COMMAND is missing.
+need = command -v $(1) >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(2); }
+
+.PHONY: help build test test-all portable race chaos fuzz bench check clean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+build: ## the command, in bin/snapferry
+	$(GO) build -trimpath -o bin/snapferry ./cmd/snapferry
+
+test: ## all tests, in their ordinary length
+	$(call limit,870) $(GO) test -timeout 8m $(PKG)
+
+test-all: portable ## all tests again, uncached and longer (SNAPFERRY_LONG=1), and builds for other platforms
+	SNAPFERRY_LONG=1 $(call limit,780) $(GO) test -count=1 -timeout 12m $(PKG)
+
+# The engine runs on Linux; what is free of files must build everywhere.
+portable:
+	@for target in linux/386 darwin/arm64 windows/amd64; do
+	  for dir in snapshot checkpoint blob/memblob; do
+	    [ -d "$$dir" ] || continue
+	    echo "build $$target ./$$dir"
+	    GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -o /dev/null "./$$dir"
+	  done
+	done
+
+race: ## the concurrent packages under the race detector, in their short form
+	$(call need,gcc,gcc libc6-dev)
+	CGO_ENABLED=1 $(call limit,750) $(GO) test -race -short -timeout 12m $(RACE)
+
+chaos: ## kill, crash, fault and model tests, ROUNDS times with new seeds
+	SNAPFERRY_LONG=1 $(call limit,3600) $(GO) test -count=$(ROUNDS) -timeout 50m \
+	  -run 'Kill|Crash|Fault|Model|Chaos|Rival|Concurrent' $(PKG)
+
+fuzz: ## every fuzz target of the project for FUZZTIME each
+	@found=0
+	while IFS=: read -r file name; do
+	  found=1; dir=$$(dirname "$$file")
+	  echo "fuzz $$dir $$name"
+	  $(call limit,600) $(GO) test -run '^$$' -fuzz "^$$name\$$" -fuzztime $(FUZZTIME) "./$$dir" </dev/null
+	done < <(grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed 's/^\.\///; s/func //' | sort)
+	[ $$found = 1 ] || echo "no fuzz targets"
+
+bench: ## the table of speed and memory against cp and find; BENCH='-rows unchanged -scale 0.1'
+	$(GO) run ./bench $(BENCH)
+
+check: ## format, vet, staticcheck and the house rules
+	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt these files:"; echo "$$unformatted"; exit 1; }
+	set -x
+	$(call limit,300) $(GO) vet ./...
+	$(call limit,300) $(GO) tool staticcheck ./...
+	$(GO) test -count=1 ./internal/lint
+
+clean: ## what the other targets left in the tree
+	rm -rf bin

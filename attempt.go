@@ -1,0 +1,342 @@
+package snapferry
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/snapferry/snapferry/blob"
+	"github.com/snapferry/snapferry/internal/frame"
+	"github.com/snapferry/snapferry/internal/head"
+	"github.com/snapferry/snapferry/snapshot"
+	"github.com/snapferry/snapferry/source"
+)
+
+// unsealedTTL is how long a store that can expire objects keeps a blob that was never
+// sealed (P7). Stores that cannot leave it to the sweep.
+const unsealedTTL = 3 * 24 * time.Hour
+
+// attempt is one upload: every blob of it lies under its own prefix (P5).
+type attempt struct {
+	head.Attempt
+	task     *Task
+	id       string // of the checkpoint it may become
+	time     time.Time
+	sequence uint64
+	began    time.Time
+
+	packer  *packer
+	runs    []*storeRun
+	borrows []string // checkpoints whose blobs it names
+
+	mu      sync.Mutex // guards what follows while packs are under way
+	next    int
+	unnamed []string // written and not sealed yet
+	kept    keeper
+
+	done     head.Checkpoint
+	stores   map[string]storeEntry
+	indexes  map[string]*base // what becomes the bases
+	warnings []string
+}
+
+// newAttempt begins an attempt: its ordinal is one more than that of any before in
+// this epoch, and its checkpoint id is fixed here (P1).
+func (t *Task) newAttempt() *attempt {
+	t.ordinal++
+	a := &attempt{
+		Attempt: head.NewAttempt(t.epoch, t.ordinal), task: t, began: time.Now(),
+		sequence: t.state.State.Sequence + 1, stores: map[string]storeEntry{}, indexes: map[string]*base{},
+	}
+	a.id, a.time = t.state.State.NextID(t.opts.now(), t.ordinal)
+	return a
+}
+
+// newKey names the next blob of the attempt.
+func (a *attempt) newKey() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.next++
+	return fmt.Sprintf("%s%s/%06d", blobPrefix(a.task.id), a.Attempt, a.next)
+}
+
+// put writes one new blob of the attempt.
+func (a *attempt) put(ctx context.Context, key string, body blob.Body) error {
+	if err := a.task.blobs.Put(ctx, key, body, blob.PutOptions{TTL: unsealedTTL}); err != nil {
+		return err
+	}
+	a.mu.Lock()
+	a.unnamed = append(a.unnamed, key)
+	a.mu.Unlock()
+	return nil
+}
+
+// putPack is put for data; a long upload records its progress after it.
+func (a *attempt) putPack(ctx context.Context, key string, body blob.Body) error {
+	if err := a.put(ctx, key, body); err != nil {
+		return err
+	}
+	return a.keepProgress(ctx)
+}
+
+// seal makes permanent what was written so far. Whoever names blobs in the log seals
+// them first (I2). Reused blobs are sealed already.
+func (a *attempt) seal(ctx context.Context) error {
+	a.mu.Lock()
+	keys := slices.Clone(a.unnamed)
+	a.mu.Unlock()
+	if err := a.task.blobs.RemoveTTL(ctx, keys); err != nil {
+		return fmt.Errorf("seal: %w", err)
+	}
+	a.mu.Lock()
+	a.unnamed = slices.DeleteFunc(a.unnamed, func(k string) bool { return slices.Contains(keys, k) })
+	a.mu.Unlock()
+	return nil
+}
+
+// upload runs P5 a to d. What it reuses is remembered in the attempt; a base that was
+// pruned in the meantime shows when publishing.
+func (p *Pending) upload(ctx context.Context) error {
+	t := p.task
+	if err := t.resolve(ctx); err != nil {
+		return err
+	}
+	a := t.newAttempt()
+	p.attempt = a
+	err := a.upload(ctx, p)
+	if undecided(err) {
+		return err
+	}
+	if err != nil {
+		t.abandon(ctx, a)
+		return err
+	}
+	emit(t.opts.Observer.Uploaded, a.uploaded())
+	return nil
+}
+
+func (a *attempt) upload(ctx context.Context, p *Pending) error {
+	if err := a.read(ctx, p, a.putPack); err != nil {
+		return err
+	}
+	if err := a.putIndexes(ctx); err != nil {
+		return err
+	}
+	if err := a.putCheckpoint(ctx, p.offsets); err != nil {
+		return err
+	}
+	return a.seal(ctx)
+}
+
+// read reads what may have changed and gives the new chunks to put, in packs. When it
+// returns nil, all of them are durable.
+func (a *attempt) read(ctx context.Context, p *Pending, put func(context.Context, string, blob.Body) error) error {
+	known, err := a.reusable(ctx, p)
+	if err != nil {
+		return err
+	}
+	older := newHistory(&a.task.view, a.task.state.State, a.task.bases)
+	a.packer = newPacker(ctx, &a.task.opts, known, older, a.newKey, put)
+	up := newUploader(a.task.id, &a.task.opts, a.packer)
+	for _, f := range p.images {
+		r, rerr := a.task.newRun(f, p.sources[f.name], up)
+		if rerr != nil {
+			return errors.Join(rerr, a.packer.flush())
+		}
+		a.runs = append(a.runs, r)
+	}
+	err = a.readStores(ctx)
+	if ferr := a.packer.flush(); ferr != nil {
+		err = ferr // the cause; readers only saw that the group had ended
+	}
+	for id := range older.borrows {
+		a.borrows = append(a.borrows, id)
+	}
+	slices.Sort(a.borrows)
+	return err
+}
+
+// reusable collects the chunks that need not be sent: those of the bases of these
+// stores, and those of an upload that was interrupted (P5b, P5g).
+func (a *attempt) reusable(ctx context.Context, p *Pending) (map[snapshot.Digest]snapshot.Location, error) {
+	known := make(map[snapshot.Digest]snapshot.Location)
+	for _, f := range p.images {
+		b := a.task.bases[f.name]
+		if b == nil {
+			continue
+		}
+		if !slices.Contains(a.borrows, b.checkpoint) {
+			a.borrows = append(a.borrows, b.checkpoint)
+		}
+		for i := range b.index.Entries {
+			for _, c := range b.index.Entries[i].Chunks {
+				known[c.Digest] = c.Location
+			}
+		}
+	}
+	partial := a.task.state.State.Partial
+	if partial == nil {
+		return known, nil
+	}
+	list, err := a.task.partial(ctx, partial)
+	if err != nil {
+		return nil, err
+	}
+	a.kept = keeper{attempt: partial.Attempt, chunks: list.Chunks}
+	for _, c := range list.Chunks {
+		known[c.Digest] = c.Location
+	}
+	return known, nil
+}
+
+// newRun prepares one store for reading.
+func (t *Task) newRun(f *frozen, src source.Source, up *uploader) (*storeRun, error) {
+	r := &storeRun{frozen: f, src: src, up: up, read: map[string]*content{}}
+	if b := t.bases[f.name]; b != nil {
+		r.base = b.index
+	}
+	if t.opts.CacheDir == "" || f.img.CacheKey() == "" {
+		return r, nil
+	}
+	cache, err := source.OpenCache(t.opts.CacheDir, f.img)
+	if err != nil {
+		return nil, fmt.Errorf("store %s: identity cache: %w", f.name, err)
+	}
+	r.cache = cache
+	return r, nil
+}
+
+// readStores reads all stores at once: they share the readers' and packers' bounds.
+func (a *attempt) readStores(ctx context.Context) error {
+	g, gctx := errgroup.WithContext(ctx)
+	for _, r := range a.runs {
+		g.Go(func() error {
+			if err := r.run(gctx); err != nil {
+				return fmt.Errorf("store %s: %w", r.name, err)
+			}
+			return nil
+		})
+	}
+	return g.Wait()
+}
+
+// putIndexes writes one index object per store. All chunks it names are durable (I2).
+func (a *attempt) putIndexes(ctx context.Context) error {
+	for _, r := range a.runs {
+		if err := a.putIndex(ctx, r); err != nil {
+			return fmt.Errorf("store %s: %w", r.name, err)
+		}
+	}
+	return nil
+}
+
+func (a *attempt) putIndex(ctx context.Context, r *storeRun) error {
+	t := a.task
+	x := &snapshot.Index{
+		Job: t.id.Job, Task: t.id.Task, Store: r.name, Checkpoint: a.id, Created: a.time,
+		Borrows: a.borrows, Entries: r.entries,
+	}
+	var prev *snapshot.Root
+	if b := t.bases[r.name]; b != nil {
+		prev, x.Prev = b.root, b.marker.String()
+	}
+	key := a.newKey()
+	object, root, err := snapshot.Encode(x, key, prev)
+	if err != nil {
+		return err
+	}
+	if err := a.put(ctx, key, blob.Bytes(object)); err != nil {
+		return err
+	}
+	m := marker{Key: key, Size: root.Size, Digest: root.Digest.String()}
+	tot := root.Totals
+	a.stores[r.name] = storeEntry{Index: m, Files: tot.Files, Dirs: tot.Dirs, Links: tot.Symlinks + tot.Links, Bytes: tot.Bytes}
+	a.indexes[r.name] = &base{checkpoint: a.id, marker: m, root: root, index: x}
+	return nil
+}
+
+// putCheckpoint writes the blob that the checkpoint's entry in the head will name.
+func (a *attempt) putCheckpoint(ctx context.Context, offsets map[string]string) error {
+	t := a.task
+	payload, err := json.Marshal(&checkpointBlob{
+		Job: t.id.Job, Task: t.id.Task, Checkpoint: a.id, Epoch: a.Epoch, Sequence: a.sequence, Time: a.time,
+		Offsets: offsetPairs(offsets), Labels: t.opts.Labels, Consistent: a.consistent(), Stores: a.stores,
+	})
+	if err != nil {
+		return err
+	}
+	ref, err := a.putRef(ctx, frame.Encode("checkpoint", 1, payload))
+	a.done = head.Checkpoint{
+		ID: a.id, Epoch: a.Epoch, Sequence: a.sequence, Stores: slices.Sorted(maps.Keys(a.stores)), Blob: ref,
+	}
+	return err
+}
+
+// putRef writes a small blob of the attempt and names it as the head does.
+func (a *attempt) putRef(ctx context.Context, data []byte) (head.Ref, error) {
+	key := a.newKey()
+	ref := head.Ref{Key: key[len(blobPrefix(a.task.id)):], Digest: frame.Digest(data)}
+	return ref, a.put(ctx, key, blob.Bytes(data))
+}
+
+func (a *attempt) consistent() bool {
+	return !slices.ContainsFunc(a.runs, func(r *storeRun) bool { return !r.consistent })
+}
+
+// saveCaches keeps the identities of what was read. Without them the next commit
+// reads more, so trouble is only told.
+func (a *attempt) saveCaches() {
+	for _, r := range a.runs {
+		if r.cache == nil {
+			continue
+		}
+		if err := r.cache.Save(); err != nil {
+			a.warn(r.name, fmt.Sprintf("identity cache not saved, the next commit reads the files again: %v", err))
+		}
+	}
+}
+
+func (a *attempt) warn(store, text string) {
+	a.warnings = append(a.warnings, text)
+	emit(a.task.opts.Observer.Warned, Warned{a.task.id, store, text})
+}
+
+func (a *attempt) uploaded() Uploaded {
+	_, stored := a.packer.durable()
+	ev := Uploaded{Task: a.task.id, Blobs: int64(a.next), Stored: stored, Duration: time.Since(a.began), Stores: map[string]StoreReport{}}
+	for _, r := range a.runs {
+		ev.Stores[r.name] = r.report
+	}
+	return ev
+}
+
+func (a *attempt) markers() Markers {
+	m := Markers{Checkpoint: a.id, Stores: map[string]string{}}
+	for name, s := range a.stores {
+		m.Stores[name] = s.Index.String()
+	}
+	return m
+}
+
+func (a *attempt) report(began time.Time) *CommitReport {
+	rep := &CommitReport{
+		Checkpoint: a.id, Epoch: a.Epoch, Sequence: a.sequence, Millis: time.Since(began).Milliseconds(),
+		Stores: map[string]StoreReport{}, Consistent: a.consistent(), Warnings: a.warnings,
+	}
+	for _, r := range a.runs {
+		s := r.report
+		s.BytesStored = s.BytesUploaded // chunks are stored as they are
+		rep.Stores[r.name] = s
+		for _, text := range r.warnings {
+			rep.Warnings = append(rep.Warnings, r.name+": left out "+text)
+		}
+	}
+	return rep
+}

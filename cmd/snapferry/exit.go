@@ -1,0 +1,144 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"strings"
+
+	"github.com/spf13/cobra"
+
+	"github.com/snapferry/snapferry"
+)
+
+// Exit codes; scripts rely on them.
+const (
+	exitDone     = 0
+	exitFailed   = 1
+	exitUsage    = 2
+	exitNotFound = 3
+	exitConflict = 4 // fenced, or somebody else changed what the verb relied on
+	exitCorrupt  = 5
+	exitUnknown  = 6 // may have been committed
+)
+
+// usageError is a command line that cannot be meant.
+type usageError struct{ err error }
+
+func (e *usageError) Error() string { return e.err.Error() }
+func (e *usageError) Unwrap() error { return e.err }
+
+func usagef(format string, args ...any) error {
+	return &usageError{fmt.Errorf(format, args...)}
+}
+
+// reported is a failure of which the result on standard output tells already, so that
+// no error object follows it.
+type reported struct {
+	code int
+	text string
+}
+
+func (e *reported) Error() string { return e.text }
+
+// failures maps conditions to exit codes. The first match counts: what must not be
+// mistaken for something harmless comes first.
+var failures = []struct {
+	is   error
+	code int
+	hint string
+}{
+	{snapferry.ErrUnknown, exitUnknown, "may have been committed; run snapferry ls"},
+	{snapferry.ErrCorrupt, exitCorrupt, "run snapferry verify --read-data to see what is damaged; older checkpoints may be whole"},
+	{snapferry.ErrRunning, exitConflict, "try later, or use --if-running preempt"},
+	{snapferry.ErrForeign, exitConflict, ""},
+	{snapferry.ErrFenced, exitConflict, "another backup of this task took over; run this one again to take the task back"},
+	{snapferry.ErrBaseGone, exitConflict, "run it again"},
+	{snapferry.ErrConflict, exitConflict, "something else changed it meanwhile; run it again"},
+	{snapferry.ErrBusy, exitConflict, "wait for the other one to end"},
+	{errNoRepository, exitNotFound, "check --repo; the first backup to an empty place makes a repository"},
+	{snapferry.ErrNotFound, exitNotFound, "snapferry ls shows what is there"},
+	{snapferry.ErrChanged, exitFailed, "stop the writer, or leave the file out with --exclude"},
+	{snapferry.ErrUnsupported, exitFailed, ""},
+	{fs.ErrPermission, exitFailed, "check the permissions, or run as another user"},
+}
+
+// classify returns the exit code of err and what to do about it.
+func classify(err error) (code int, hint string) {
+	if _, ok := errors.AsType[*usageError](err); ok {
+		return exitUsage, ""
+	}
+	if e, ok := errors.AsType[*reported](err); ok {
+		return e.code, ""
+	}
+	for _, f := range failures {
+		if errors.Is(err, f.is) {
+			return f.code, f.hint
+		}
+	}
+	return exitFailed, ""
+}
+
+// fail tells of err in one line and returns the exit code.
+func (a *app) fail(ctx context.Context, cmd *cobra.Command, err error) int {
+	code, hint := classify(err)
+	text := oneLine(err.Error())
+	switch {
+	case code == exitUsage:
+		hint = "see " + cmd.CommandPath() + " --help"
+	case code == exitFailed && wasInterrupted(ctx, err):
+		text, hint = interruption(cmd.Name()), ""
+	}
+	if hint != "" && !strings.Contains(text, hint) {
+		text += " (" + hint + ")"
+	}
+	fmt.Fprintf(a.stderr, "snapferry: %s\n", text)
+	if _, done := errors.AsType[*reported](err); a.json && !done {
+		a.printFailure(cmd.Name(), code, text, err)
+	}
+	return code
+}
+
+// failure is what --json prints instead of a result.
+type failure struct {
+	Error struct {
+		Code    int    `json:"code"`
+		Op      string `json:"op"`
+		Subject string `json:"subject"`
+		Message string `json:"message"`
+	} `json:"error"`
+}
+
+func (a *app) printFailure(verb string, code int, text string, err error) {
+	var f failure
+	f.Error.Code, f.Error.Op, f.Error.Message = code, verb, strings.ToValidUTF8(text, "\uFFFD")
+	if e, ok := errors.AsType[*snapferry.Error](err); ok {
+		f.Error.Op, f.Error.Subject = e.Op, strings.ToValidUTF8(e.Subject, "\uFFFD")
+	}
+	_ = json.NewEncoder(a.stdout).Encode(f) // the exit code tells it anyway
+}
+
+func wasInterrupted(ctx context.Context, err error) bool {
+	return errors.Is(err, errInterrupted) ||
+		errors.Is(context.Cause(ctx), errInterrupted) && errors.Is(err, context.Canceled)
+}
+
+// interruption says what a verb that was interrupted has left behind.
+func interruption(verb string) string {
+	switch verb {
+	case "backup":
+		return "interrupted: no checkpoint was made, all earlier ones are kept; the next backup goes on with what was recorded of this one and removes the rest"
+	case "restore":
+		return "interrupted: the target is as it was; what was fetched is kept beside it, and the same restore goes on from there"
+	case "gc":
+		return "interrupted: what is needed is kept; the next gc goes on"
+	}
+	return "interrupted: nothing was changed"
+}
+
+// oneLine keeps messages of joined errors on one line.
+func oneLine(s string) string {
+	return strings.Join(strings.FieldsFunc(s, func(r rune) bool { return r == '\n' || r == '\r' }), "; ")
+}

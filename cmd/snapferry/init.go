@@ -1,0 +1,54 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"io/fs"
+
+	"github.com/spf13/cobra"
+
+	"github.com/snapferry/snapferry"
+)
+
+type initVerb struct{ repo repoFlags }
+
+func (a *app) newInit() *cobra.Command {
+	v := &initVerb{}
+	cmd := &cobra.Command{
+		Use:   "init",
+		Short: "Make a repository",
+		Long: `Make an empty repository after a probe that the store is safe for commits. The first
+backup to an empty place does the same by itself; init is for doing it beforehand, with
+other rights for instance. A repository that exists is an error and stays as it is.`,
+		Example: examples(`
+			snapferry init --repo /backup
+			snapferry init --repo file:///backup --json`),
+		Args: noArgs,
+		RunE: func(cmd *cobra.Command, _ []string) error { return v.run(cmd.Context()) },
+	}
+	v.repo.bind(a, cmd)
+	return cmd
+}
+
+func (v *initVerb) run(ctx context.Context) error {
+	blobs, err := v.repo.blobs(true)
+	if err != nil {
+		return err
+	}
+	info, err := snapferry.Init(ctx, blobs)
+	if errors.Is(err, fs.ErrExist) {
+		err = fmt.Errorf("%w; use it as it is, or name an empty place", err)
+	}
+	if err := errors.Join(err, blobs.Close()); err != nil {
+		return err
+	}
+	report := struct {
+		Repository string `json:"repository"`
+		snapferry.RepoInfo
+	}{v.repo.url, info}
+	return v.repo.app.summary(report, func(w io.Writer) {
+		fmt.Fprintf(w, "made repository %s (id %s, format %d)\n", v.repo.url, info.ID, info.Format)
+	})
+}

@@ -1,0 +1,284 @@
+package main
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/url"
+	"os"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strings"
+	"time"
+
+	"github.com/spf13/cobra"
+
+	"github.com/snapferry/snapferry"
+	"github.com/snapferry/snapferry/blob"
+	"github.com/snapferry/snapferry/blob/fsblob"
+	"github.com/snapferry/snapferry/blob/memblob"
+	"github.com/snapferry/snapferry/checkpoint"
+	"github.com/snapferry/snapferry/checkpoint/blobcp"
+)
+
+// schemes is the table of URL schemes. The library has no such table: its users
+// import the driver they want.
+var schemes = map[string]func(rawURL string, create bool) (blob.Driver, error){
+	"file": openFileURL,
+	"mem":  func(string, bool) (blob.Driver, error) { return memblob.New(), nil },
+}
+
+// laterSchemes are those of drivers that this release does not have.
+var laterSchemes = []string{"s3", "gs", "azblob"}
+
+var schemeOf = regexp.MustCompile(`^([a-zA-Z][a-zA-Z0-9+.-]*)://|^(mem|file|s3|gs|azblob):`)
+
+// openDriver opens what --repo names: a URL or a plain path.
+func openDriver(repo string, create bool) (blob.Driver, error) {
+	m := schemeOf.FindStringSubmatch(repo)
+	if m == nil {
+		return openDir(repo, create)
+	}
+	name := strings.ToLower(m[1] + m[2])
+	if open, ok := schemes[name]; ok {
+		return open(repo, create)
+	}
+	if slices.Contains(laterSchemes, name) {
+		return nil, usagef("%s:// repositories come in a later release; this one knows a path, file:///DIR and mem:", name)
+	}
+	return nil, usagef("unknown scheme %s://: known are a path, file:///DIR and mem: (s3://, gs:// and azblob:// come in a later release)", name)
+}
+
+func openFileURL(rawURL string, create bool) (blob.Driver, error) {
+	u, err := url.Parse(rawURL)
+	if err != nil || u.Host != "" && u.Host != "localhost" || !strings.HasPrefix(u.Path, "/") || u.RawQuery != "" || u.Fragment != "" {
+		return nil, usagef("%q is no file URL: write file:///DIR, with %%3F for a question mark", rawURL)
+	}
+	return openDir(u.Path, create)
+}
+
+func openDir(dir string, create bool) (blob.Driver, error) {
+	d, err := fsblob.Open(dir, &fsblob.Options{Create: create})
+	if errors.Is(err, fs.ErrNotExist) && !create {
+		err = errNoRepository
+	}
+	if err != nil {
+		return nil, &snapferry.Error{Op: "open", Subject: dir, Err: err}
+	}
+	return d, nil
+}
+
+// errNoRepository is ErrNotFound when it is not for the lack of a checkpoint.
+var errNoRepository = fmt.Errorf("no repository here: %w", snapferry.ErrNotFound)
+
+// localDir returns the directory of a repository on this machine.
+func localDir(repo string) (string, bool) {
+	if schemeOf.MatchString(repo) {
+		u, err := url.Parse(repo)
+		if err != nil || u.Scheme != "file" {
+			return "", false
+		}
+		repo = u.Path
+	}
+	abs, err := filepath.Abs(repo)
+	if err != nil {
+		return "", false
+	}
+	if real, err := filepath.EvalSymlinks(abs); err == nil {
+		abs = real
+	}
+	return abs, true
+}
+
+// repoFlags are the flags of every verb that opens a repository.
+type repoFlags struct {
+	app       *app
+	url       string
+	job, task string
+	rate      byteRate
+}
+
+func (f *repoFlags) bind(a *app, cmd *cobra.Command) {
+	f.app = a
+	cmd.Flags().StringVar(&f.url, "repo", "", "repository: a path, file:///DIR or mem: (default $SNAPFERRY_REPO)")
+	a.outputFlags(cmd)
+}
+
+// bindTask adds the flags that name one task.
+func (f *repoFlags) bindTask(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.job, "job", "default", "the service whose state it is")
+	cmd.Flags().StringVar(&f.task, "task", "default", "the owner of the state within the job: an instance, shard or partition")
+}
+
+// bindFilter adds the flags that pick tasks; without them it is all.
+func (f *repoFlags) bindFilter(cmd *cobra.Command) {
+	cmd.Flags().StringVar(&f.job, "job", "", "only this job (default all)")
+	cmd.Flags().StringVar(&f.task, "task", "", "only this task (default all)")
+}
+
+func (f *repoFlags) bindRate(cmd *cobra.Command) {
+	cmd.Flags().Var(&f.rate, "limit-rate", "at most so many bytes a second, as in 500K, 20MiB/s or 1GB")
+}
+
+func (f *repoFlags) id() (snapferry.TaskID, error) {
+	id := snapferry.TaskID{Job: f.job, Task: f.task}
+	if err := id.Validate(); err != nil {
+		return id, usagef("%w", err)
+	}
+	return id, nil
+}
+
+// checkFilter checks the names that pick tasks.
+func (f *repoFlags) checkFilter() error {
+	for flag, name := range map[string]string{"--job": f.job, "--task": f.task} {
+		if name == "" {
+			continue
+		}
+		if err := checkNames(flag, []string{name}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func (f *repoFlags) location() (string, error) {
+	if f.url == "" {
+		f.url = f.app.getenv("SNAPFERRY_REPO")
+	}
+	if f.url == "" {
+		return "", usagef("no repository: give --repo URL or set SNAPFERRY_REPO")
+	}
+	return f.url, nil
+}
+
+// blobs opens the blob store without looking whether a repository is in it.
+func (f *repoFlags) blobs(create bool) (*blob.Store, error) {
+	location, err := f.location()
+	if err != nil {
+		return nil, err
+	}
+	driver, err := f.app.openDriver(location, create)
+	if err != nil {
+		return nil, err
+	}
+	return f.store(driver, location), nil
+}
+
+func (f *repoFlags) store(driver blob.Driver, name string) *blob.Store {
+	return blob.New(driver, &blob.Options{
+		Name:           name,
+		BytesPerSecond: int64(f.rate),
+		OnRetry: func(op, key string, err error, delay time.Duration) {
+			f.app.warn("%s %s did not work, again in %s: %s", op, key, delay.Round(time.Millisecond), oneLine(err.Error()))
+		},
+	})
+}
+
+// repository is an open repository with the checkpoint store that goes with it.
+type repository struct {
+	info    snapferry.RepoInfo
+	created bool
+	blobs   *blob.Store
+	cps     *checkpoint.Store
+}
+
+func (r *repository) close() {
+	_ = r.cps.Close() // reads and writes have been answered by now
+	_ = r.blobs.Close()
+}
+
+// open opens a repository that exists.
+func (f *repoFlags) open(ctx context.Context) (*repository, error) {
+	blobs, err := f.blobs(false)
+	if err != nil {
+		return nil, err
+	}
+	info, err := snapferry.ReadInfo(ctx, blobs)
+	if errors.Is(err, snapferry.ErrNotFound) {
+		err = &snapferry.Error{Op: "open", Subject: f.url, Err: errNoRepository}
+	}
+	if err != nil {
+		_ = blobs.Close()
+		return nil, err
+	}
+	return newRepository(info, false, blobs), nil
+}
+
+// ensure opens a repository and makes it if there is none.
+func (f *repoFlags) ensure(ctx context.Context) (*repository, error) {
+	blobs, err := f.blobs(true)
+	if err != nil {
+		return nil, err
+	}
+	info, created, err := snapferry.Ensure(ctx, blobs)
+	if err != nil {
+		_ = blobs.Close()
+		return nil, err
+	}
+	return newRepository(info, created, blobs), nil
+}
+
+// openDry opens a repository for a dry run, or an empty one in memory in its place if
+// there is none. Nothing is written.
+func (f *repoFlags) openDry(ctx context.Context) (*repository, error) {
+	location, err := f.location()
+	if err != nil {
+		return nil, err
+	}
+	driver, err := f.app.openDriver(location, false)
+	if errors.Is(err, snapferry.ErrNotFound) {
+		driver, err = memblob.New(), nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	blobs := f.store(driver, location)
+	info, err := snapferry.ReadInfo(ctx, blobs)
+	if err != nil && !errors.Is(err, snapferry.ErrNotFound) {
+		_ = blobs.Close()
+		return nil, err
+	}
+	return newRepository(info, false, blobs), nil
+}
+
+// newRepository keeps the checkpoints in the repository itself.
+func newRepository(info snapferry.RepoInfo, created bool, blobs *blob.Store) *repository {
+	return &repository{info: info, created: created, blobs: blobs, cps: checkpoint.New(blobcp.New(blobs, info.ID), nil)}
+}
+
+// withRepo calls do with the open repository; it is how the reading verbs work.
+func (f *repoFlags) withRepo(ctx context.Context, opts *snapferry.RepoOptions, do func(*snapferry.Repo) error) error {
+	p, err := f.open(ctx)
+	if err != nil {
+		return err
+	}
+	defer p.close()
+	repo, err := snapferry.OpenRepo(ctx, p.blobs, p.cps, opts)
+	if err != nil {
+		return err
+	}
+	return errors.Join(do(repo), repo.Close())
+}
+
+// cacheDir returns where the identity caches lie, or "" and says why there is none.
+func (a *app) cacheDir() string {
+	dir := a.getenv("SNAPFERRY_CACHE")
+	if dir == "" {
+		switch xdg, home := a.getenv("XDG_CACHE_HOME"), a.getenv("HOME"); {
+		case filepath.IsAbs(xdg):
+			dir = filepath.Join(xdg, "snapferry")
+		case filepath.IsAbs(home):
+			dir = filepath.Join(home, ".cache", "snapferry")
+		default:
+			a.warn("no cache: every file is read each time (set SNAPFERRY_CACHE, XDG_CACHE_HOME or HOME)")
+			return ""
+		}
+	}
+	if err := os.MkdirAll(dir, 0o700); err != nil {
+		a.warn("no cache: every file is read each time (%v; set SNAPFERRY_CACHE to a directory of yours)", err)
+		return ""
+	}
+	return dir
+}

@@ -1,0 +1,322 @@
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+	"syscall"
+	"testing"
+	"time"
+
+	"github.com/rogpeppe/go-internal/testscript"
+	"github.com/spf13/cobra"
+)
+
+func TestMain(m *testing.M) {
+	testscript.Main(m, map[string]func(){"snapferry": main})
+}
+
+// TestScripts runs the command as scripts do. Beside testscript's own commands there are
+//
+//	exits N COMMAND...       the command ends with exit code N
+//	json FILE PATH OP VALUE  compares a value of a JSON file (or stdout), OP is = >= <= or ~;
+//	                         the file must be exactly one JSON value
+//	keys FILE PATH KEY...    an object has exactly these keys
+//	jsonenv VAR FILE PATH    keeps a value in an environment variable
+//	oneline                  stderr of the last command is one line, of snapferry
+//	await GLOB               waits until a file is there
+//	flip GLOB                damages the biggest of these files in its middle
+//	nobody N COMMAND...      exits, as a user without rights
+func TestScripts(t *testing.T) {
+	testscript.Run(t, testscript.Params{
+		Dir:                 "testdata/script",
+		RequireExplicitExec: true,
+		RequireUniqueNames:  true,
+		Setup:               setupScript,
+		Condition:           scriptCondition,
+		Cmds: map[string]func(*testscript.TestScript, bool, []string){
+			"exits": cmdExits, "json": cmdJSON, "keys": cmdKeys, "jsonenv": cmdJSONEnv,
+			"oneline": cmdOneLine, "await": cmdAwait, "flip": cmdFlip, "nobody": cmdNobody,
+		},
+	})
+}
+
+func setupScript(env *testscript.Env) error {
+	env.Setenv("SNAPFERRY_CACHE", filepath.Join(env.WorkDir, ".cache"))
+	// For what runs as nobody the way has to be open.
+	for dir := env.WorkDir; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
+		if err := os.Chmod(dir, 0o755); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+func scriptCondition(cond string) (bool, error) {
+	switch cond {
+	case "root":
+		return os.Getuid() == 0, nil
+	case "mount":
+		return canMount(), nil
+	}
+	return false, fmt.Errorf("unknown condition %s", cond)
+}
+
+func canMount() bool {
+	dir, err := os.MkdirTemp("", "snapferry-mount-")
+	if err != nil {
+		return false
+	}
+	defer os.Remove(dir)
+	if syscall.Mount("tmpfs", dir, "tmpfs", 0, "size=64k") != nil {
+		return false
+	}
+	return syscall.Unmount(dir, 0) == nil
+}
+
+func cmdExits(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: exits N command...")
+	}
+	got := 0
+	if err := ts.Exec(args[1], args[2:]...); err != nil {
+		exit, ok := errors.AsType[*exec.ExitError](err)
+		if !ok {
+			ts.Fatalf("%v", err)
+		}
+		got = exit.ExitCode()
+	}
+	if strconv.Itoa(got) != args[0] {
+		ts.Fatalf("exit code %d, want %s", got, args[0])
+	}
+}
+
+func cmdNobody(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: nobody N command...")
+	}
+	// The directory of the test's own programs is closed to others.
+	program := ts.MkAbs("nobody-program")
+	self, err := os.Executable()
+	ts.Check(err)
+	data, err := os.ReadFile(self)
+	ts.Check(err)
+	dir := filepath.Join(program, filepath.Base(args[1]))
+	ts.Check(os.MkdirAll(program, 0o755))
+	ts.Check(os.WriteFile(dir, data, 0o755))
+	cmd := exec.Command(dir, args[2:]...)
+	cmd.Dir = ts.MkAbs(".")
+	cmd.Env = []string{"HOME=" + ts.Getenv("WORK"), "SNAPFERRY_REPO=" + ts.Getenv("SNAPFERRY_REPO")}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: 65534, Gid: 65534}}
+	cmd.Stdout, cmd.Stderr = ts.Stdout(), ts.Stderr()
+	err = cmd.Run()
+	if _, ok := errors.AsType[*exec.ExitError](err); err != nil && !ok {
+		ts.Fatalf("%v", err)
+	}
+	if got := cmd.ProcessState.ExitCode(); strconv.Itoa(got) != args[0] {
+		ts.Fatalf("exit code %d, want %s", got, args[0])
+	}
+}
+
+// lookUp finds the value at a dotted path of a file that is exactly one JSON value.
+func lookUp(ts *testscript.TestScript, file, path string) any {
+	text := ts.ReadFile(file)
+	d := json.NewDecoder(strings.NewReader(text))
+	d.UseNumber()
+	var v any
+	if err := d.Decode(&v); err != nil {
+		ts.Fatalf("%s is no JSON: %v: %s", file, err, text)
+	}
+	if rest, _ := json.Marshal(v); d.More() {
+		ts.Fatalf("%s has more than one JSON value, the first is %s", file, rest)
+	}
+	if path == "." {
+		return v
+	}
+	for _, step := range strings.Split(path, ".") {
+		switch x := v.(type) {
+		case map[string]any:
+			var ok bool
+			if v, ok = x[step]; !ok {
+				ts.Fatalf("%s has no %s of %s: %s", file, step, path, text)
+			}
+		case []any:
+			if step == "len" {
+				v = json.Number(strconv.Itoa(len(x)))
+				continue
+			}
+			i, err := strconv.Atoi(step)
+			if err != nil || i >= len(x) {
+				ts.Fatalf("%s has no %s of %s: %s", file, step, path, text)
+			}
+			v = x[i]
+		default:
+			ts.Fatalf("%s: %s of %s is not in %v", file, step, path, v)
+		}
+	}
+	return v
+}
+
+func cmdJSON(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 4 {
+		ts.Fatalf("usage: json file path =|>=|<=|~ value")
+	}
+	got := fmt.Sprint(lookUp(ts, args[0], args[1]))
+	ok := false
+	switch want := args[3]; args[2] {
+	case "=":
+		ok = got == want
+	case "~":
+		ok = regexp.MustCompile(want).MatchString(got)
+	case ">=", "<=":
+		g, gerr := strconv.ParseFloat(got, 64)
+		w, werr := strconv.ParseFloat(want, 64)
+		ok = gerr == nil && werr == nil && (g == w || (g > w) == (args[2] == ">="))
+	}
+	if !ok {
+		ts.Fatalf("%s is %q, want %s %q", args[1], got, args[2], args[3])
+	}
+}
+
+func cmdKeys(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) < 2 {
+		ts.Fatalf("usage: keys file path key...")
+	}
+	object, ok := lookUp(ts, args[0], args[1]).(map[string]any)
+	if !ok {
+		ts.Fatalf("%s is no object", args[1])
+	}
+	var got []string
+	for k := range object {
+		got = append(got, k)
+	}
+	slices.Sort(got)
+	want := slices.Sorted(slices.Values(args[2:]))
+	if !slices.Equal(got, want) {
+		ts.Fatalf("keys of %s are %s, want %s", args[1], got, want)
+	}
+}
+
+func cmdJSONEnv(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 3 {
+		ts.Fatalf("usage: jsonenv var file path")
+	}
+	ts.Setenv(args[0], fmt.Sprint(lookUp(ts, args[1], args[2])))
+}
+
+func cmdOneLine(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 0 {
+		ts.Fatalf("usage: oneline")
+	}
+	text := ts.ReadFile("stderr")
+	if !strings.HasPrefix(text, "snapferry: ") || strings.Count(text, "\n") != 1 || !strings.HasSuffix(text, "\n") {
+		ts.Fatalf("stderr is not one line of snapferry:\n%s", text)
+	}
+}
+
+func cmdAwait(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: await glob")
+	}
+	for end := time.Now().Add(30 * time.Second); time.Now().Before(end); time.Sleep(5 * time.Millisecond) {
+		if found, err := filepath.Glob(ts.MkAbs(args[0])); err == nil && len(found) > 0 {
+			return
+		}
+	}
+	ts.Fatalf("no file %s in 30 s", args[0])
+}
+
+func cmdFlip(ts *testscript.TestScript, neg bool, args []string) {
+	if neg || len(args) != 1 {
+		ts.Fatalf("usage: flip glob")
+	}
+	found, err := filepath.Glob(ts.MkAbs(args[0]))
+	ts.Check(err)
+	var biggest string
+	var data []byte
+	for _, name := range found {
+		if b, err := os.ReadFile(name); err == nil && len(b) > len(data) {
+			biggest, data = name, b
+		}
+	}
+	if biggest == "" {
+		ts.Fatalf("no file %s", args[0])
+	}
+	data[len(data)/2] ^= 1
+	ts.Check(os.Chmod(biggest, 0o600))
+	ts.Check(os.WriteFile(biggest, data, 0o600))
+}
+
+// TestEveryExampleIsTested holds that each command line that --help or the README
+// shows is in a script, where paths lie below $WORK.
+func TestEveryExampleIsTested(t *testing.T) {
+	var scripts bytes.Buffer
+	names, err := filepath.Glob("testdata/script/*.txtar")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range names {
+		data, err := os.ReadFile(name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		scripts.Write(data)
+	}
+	tested := strings.ReplaceAll(scripts.String(), "$WORK/", "/")
+	a := &app{stdout: &scripts, stderr: &scripts}
+	root := a.command()
+	for _, c := range append([]*cobra.Command{root}, root.Commands()...) {
+		if c.Example == "" && !c.Hidden {
+			t.Errorf("%s --help has no example", c.CommandPath())
+		}
+		for line := range strings.Lines(c.Example) {
+			if want := commandLine(line); !strings.Contains(tested, want+"\n") {
+				t.Errorf("%s: example in no script: %s", c.CommandPath(), want)
+			}
+		}
+	}
+	for _, line := range readmeLines(t) {
+		if !strings.Contains(tested, line+"\n") {
+			t.Errorf("README: example in no script: %s", line)
+		}
+	}
+}
+
+// commandLine leaves out where the output of an example goes.
+func commandLine(line string) string {
+	line, _, _ = strings.Cut(strings.TrimSpace(line), " >")
+	line, _, _ = strings.Cut(line, " #")
+	return strings.TrimSpace(line)
+}
+
+// readmeLines returns the command lines of snapferry in the README's code blocks.
+func readmeLines(t *testing.T) []string {
+	data, err := os.ReadFile("../../README.md")
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	var lines []string
+	code := false
+	for line := range strings.Lines(string(data)) {
+		if strings.HasPrefix(line, "```") {
+			code = !code
+			continue
+		}
+		line = strings.Replace(strings.TrimSpace(line), "go run ./cmd/snapferry", "snapferry", 1)
+		if code && strings.HasPrefix(line, "snapferry ") {
+			lines = append(lines, commandLine(line))
+		}
+	}
+	return lines
+}

@@ -1,0 +1,152 @@
+package snapferry
+
+import (
+	"context"
+	"fmt"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/snapferry/snapferry/blob"
+	"github.com/snapferry/snapferry/snapshot"
+)
+
+// packer turns chunks into packs: data blobs of bounded size, built in memory and
+// sent while the next is filled. Since a pack is in memory until it is durable, a
+// retry sends the very bytes whose digests stand in the index, whatever has become of
+// the file meanwhile.
+type packer struct {
+	put   func(ctx context.Context, key string, body blob.Body) error
+	key   func() string // a new key of the attempt
+	older *history
+	size  int
+	group *errgroup.Group
+	ctx   context.Context // of group: ends when a put fails
+	slabs chan []byte     // bounds packs in memory
+
+	mu     sync.Mutex
+	known  map[snapshot.Digest]snapshot.Location // reusable, or already in a pack of this attempt
+	cur    *pack
+	stored int64
+	sent   []snapshot.StoredChunk // of packs whose put was answered
+	blobs  []string               // keys handed out, answered or not
+}
+
+type pack struct {
+	key    string
+	data   []byte
+	chunks []snapshot.StoredChunk
+}
+
+func newPacker(ctx context.Context, opts *Options, known map[snapshot.Digest]snapshot.Location, older *history, key func() string,
+	put func(context.Context, string, blob.Body) error) *packer {
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(opts.Uploads)
+	p := &packer{put: put, key: key, size: opts.PackSize, group: g, ctx: gctx, known: known, older: older, slabs: make(chan []byte, opts.Uploads+1)}
+	for range opts.Uploads + 1 {
+		p.slabs <- nil
+	}
+	return p
+}
+
+// add stores a chunk unless its content is there already, and returns where it lies
+// and whether it had to be sent. It blocks while all packs are on their way.
+func (p *packer) add(data []byte, digest snapshot.Digest) (loc snapshot.Location, sent bool, err error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for {
+		if loc, ok := p.known[digest]; ok {
+			return loc, false, nil
+		}
+		if loc, ok, err := p.older.find(p.ctx, digest); ok || err != nil {
+			return loc, false, err
+		}
+		if p.cur != nil && len(p.cur.data)+len(data) <= p.size {
+			break
+		}
+		if err := p.nextLocked(max(p.size, len(data))); err != nil {
+			return snapshot.Location{}, false, err
+		}
+	}
+	loc = snapshot.Location{Blob: p.cur.key, Offset: uint32(len(p.cur.data)), Stored: uint32(len(data))}
+	p.cur.data = append(p.cur.data, data...)
+	p.cur.chunks = append(p.cur.chunks, snapshot.StoredChunk{Digest: digest, Length: uint32(len(data)), Location: loc})
+	p.known[digest] = loc
+	return loc, true, nil
+}
+
+// nextLocked sends the current pack and begins another. It gives the lock up while it
+// waits for memory, so the caller must look again at what is known.
+func (p *packer) nextLocked(size int) error {
+	p.sendLocked()
+	p.mu.Unlock()
+	var slab []byte
+	var err error
+	select {
+	case slab = <-p.slabs:
+	case <-p.ctx.Done():
+		err = context.Cause(p.ctx)
+	}
+	p.mu.Lock()
+	if err != nil {
+		return err
+	}
+	if p.cur != nil { // another reader was quicker
+		p.slabs <- slab
+		return nil
+	}
+	if cap(slab) < size {
+		slab = make([]byte, 0, size) // untouched pages cost nothing
+	}
+	p.cur = &pack{key: p.key(), data: slab[:0]}
+	p.blobs = append(p.blobs, p.cur.key)
+	return nil
+}
+
+func (p *packer) sendLocked() {
+	full := p.cur
+	if full == nil {
+		return
+	}
+	p.cur = nil
+	p.mu.Unlock()
+	defer p.mu.Lock()
+	p.group.Go(func() error {
+		err := p.put(p.ctx, full.key, blob.Bytes(full.data))
+		p.slabs <- full.data
+		if err != nil {
+			return err
+		}
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.stored += int64(len(full.data))
+		p.sent = append(p.sent, full.chunks...)
+		return nil
+	})
+}
+
+// flush sends what is left and waits until every pack is durable.
+func (p *packer) flush() error {
+	p.mu.Lock()
+	p.sendLocked()
+	p.mu.Unlock()
+	return p.group.Wait()
+}
+
+// durable returns the chunks whose packs were answered so far, and their bytes.
+func (p *packer) durable() ([]snapshot.StoredChunk, int64) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.sent[:len(p.sent):len(p.sent)], p.stored
+}
+
+// checkChunk verifies a chunk read back from the blob store.
+func checkChunk(data []byte, c *snapshot.Chunk) error {
+	if c.Encoding != snapshot.Raw {
+		return fmt.Errorf("chunk encoding %d: %w", c.Encoding, ErrUnsupported)
+	}
+	if len(data) != int(c.Length) || snapshot.Sum(data) != c.Digest {
+		return fmt.Errorf("%w: chunk does not match its digest", ErrCorrupt)
+	}
+	return nil
+}

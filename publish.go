@@ -1,0 +1,210 @@
+package snapferry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"slices"
+	"time"
+
+	"github.com/snapferry/snapferry/checkpoint"
+	"github.com/snapferry/snapferry/internal/head"
+)
+
+// publish appends the commit entry (P5e). Content that was pruned since it was chosen
+// is uploaded again without that base.
+func (p *Pending) publish(ctx context.Context) error {
+	for try := 0; ; try++ {
+		err := p.attempt.commit(ctx)
+		if err == nil {
+			return nil
+		}
+		if undecided(err) {
+			return err
+		}
+		p.task.abandon(ctx, p.attempt)
+		again := errors.Is(err, ErrBaseGone) || errors.Is(err, ErrConflict) // or voided by an impatient gc
+		if !again || try == 2 {
+			return err
+		}
+		if err := p.task.reload(ctx); err != nil {
+			return err
+		}
+		if err := p.upload(ctx); err != nil {
+			return err
+		}
+	}
+}
+
+// undecided tells whether what an entry names may be, or may yet become, part of the
+// log: then nothing of the attempt is deleted (P3).
+func undecided(err error) bool { return errors.Is(err, ErrUnknown) || errors.Is(err, ErrFenced) }
+
+// entry is what the attempt asks of the head.
+func (a *attempt) entry(slot uint64) *head.Commit {
+	t := a.task
+	return &head.Commit{
+		Attempt: a.Attempt, Checkpoint: a.done, Time: a.time, Borrows: a.borrows, Resumed: a.kept.attempt,
+		Forget: t.forget, KeepLast: t.opts.KeepLast, Cleaned: t.cleaned, Slot: slot, Now: t.opts.now(),
+	}
+}
+
+// writeSegment stores a segment of the head with the attempt's blobs; it is sealed at
+// once, since the entry that names it comes next.
+func (a *attempt) writeSegment(ctx context.Context) func([]byte) (head.Ref, error) {
+	return func(data []byte) (head.Ref, error) {
+		ref, err := a.putRef(ctx, data)
+		if err != nil {
+			return ref, err
+		}
+		return ref, a.seal(ctx)
+	}
+}
+
+func (a *attempt) commit(ctx context.Context) error {
+	t, start := a.task, time.Now()
+	err := t.append(ctx, checkpoint.Commit, func(s *head.State, slot uint64) (*head.State, error) {
+		return s.Commit(a.entry(slot))
+	}, a.writeSegment(ctx))
+	if err != nil {
+		return err
+	}
+	t.adopt(a)
+	emit(t.opts.Observer.Published, Published{t.id, a.id, a.sequence, time.Since(start)})
+	a.saveCaches()
+	a.warnings = append(a.warnings, t.cleanUpQuietly(ctx, t.sweepDropped, t.log.Trim)...)
+	return nil
+}
+
+// adopt makes a published attempt the base of the next.
+func (t *Task) adopt(a *attempt) {
+	for name, b := range a.indexes {
+		t.bases[name] = b
+	}
+	for name, b := range t.bases { // forgotten, and so perhaps dropped
+		if t.state.State.Find(b.checkpoint) == nil {
+			delete(t.bases, name)
+		}
+	}
+	t.forget, t.cleaned = nil, nil
+}
+
+// prepare makes the attempt permanent before the application publishes it (P6).
+func (p *Pending) prepare(ctx context.Context) error {
+	a := p.attempt
+	err := a.task.append(ctx, checkpoint.Prepare, func(s *head.State, slot uint64) (*head.State, error) {
+		return s.Prepare(a.entry(slot))
+	}, a.writeSegment(ctx))
+	if err != nil {
+		if undecided(err) {
+			return err
+		}
+		a.task.abandon(ctx, a)
+		return err
+	}
+	a.saveCaches()
+	a.task.cleaned = nil
+	return nil
+}
+
+// CleanUp tells that the application has published the checkpoint with this id. It
+// becomes the newest one here too, what was prepared before it is dropped, and dead
+// blobs are deleted (P6). It can be called again.
+func (t *Task) CleanUp(ctx context.Context, id string) error {
+	if err := t.enter(); err != nil {
+		return wrap("clean up", t.id.String(), err)
+	}
+	defer t.leave()
+	if t.opts.External == nil {
+		return wrap("clean up", t.id.String(), errors.New("this task publishes its checkpoints with Commit, which cleans up too"))
+	}
+	err := t.resolve(ctx)
+	if err == nil {
+		err = t.confirm(ctx, id, true)
+	}
+	if err == nil {
+		err = t.loadBases(ctx)
+	}
+	if err != nil {
+		return wrap("clean up", id, err)
+	}
+	t.cleanUpQuietly(ctx, t.sweepDropped, t.log.Trim)
+	return nil
+}
+
+// confirm appends that the application published id.
+func (t *Task) confirm(ctx context.Context, id string, drop bool) error {
+	err := t.append(ctx, checkpoint.Confirm, func(s *head.State, slot uint64) (*head.State, error) {
+		if s.Epoch != t.epoch {
+			return nil, fmt.Errorf("epoch %d: %w", t.epoch, ErrFenced)
+		}
+		return s.Confirm(id, drop, t.forget, t.cleaned, t.opts.KeepLast, slot, t.opts.now())
+	}, nil)
+	if err == nil {
+		t.forget, t.cleaned = nil, nil
+	}
+	return err
+}
+
+// resolve settles an append whose answer was lost, before anything else is begun (P3.5).
+func (t *Task) resolve(ctx context.Context) error {
+	e, err := t.log.Resolve(ctx)
+	if err != nil || e == nil {
+		return err
+	}
+	return t.reload(ctx)
+}
+
+// reload reads the head, whoever wrote it, and the snapshots to compare with. What a
+// newer owner wrote is of no use here.
+func (t *Task) reload(ctx context.Context) error {
+	e, l, err := t.head(ctx)
+	if err != nil {
+		return err
+	}
+	if e != nil && e.Epoch != t.epoch {
+		return fmt.Errorf("epoch %d, the task is at %d: %w", t.epoch, e.Epoch, ErrFenced)
+	}
+	t.state = l
+	return t.loadBases(ctx)
+}
+
+// abandon gives an attempt up that is known not to be, and never to become, a
+// checkpoint: what no entry names of it is deleted. It runs to its end also when ctx
+// was cancelled, which is how most attempts end.
+func (t *Task) abandon(ctx context.Context, a *attempt) {
+	if t.keepAfterAll(ctx, a) {
+		return
+	}
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonTime)
+	defer cancel()
+	if err := t.deleteAttempt(ctx, a); err != nil {
+		// The next Open or gc finds what is left: it can commit no more.
+		a.warn("", fmt.Sprintf("abandoned upload not deleted yet: %v", err))
+	}
+}
+
+// abandonTime bounds how long giving up may take.
+const abandonTime = 15 * time.Second
+
+// deleteAttempt deletes what an attempt wrote, save what its recorded progress names.
+func (t *Task) deleteAttempt(ctx context.Context, a *attempt) error {
+	named := map[string]bool{}
+	if a.kept.attempt == a.String() {
+		named[blobPrefix(t.id)+a.kept.list] = true
+		for _, c := range a.kept.chunks {
+			named[c.Blob] = true
+		}
+	}
+	var dead []string
+	for info, err := range t.blobs.List(ctx, blobPrefix(t.id)+a.String()+"/", "") {
+		if err != nil {
+			return err
+		}
+		if !named[info.Key] {
+			dead = append(dead, info.Key)
+		}
+	}
+	slices.Reverse(dead) // index before chunks
+	return t.blobs.Delete(ctx, dead)
+}

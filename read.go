@@ -1,0 +1,374 @@
+package snapferry
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+	"io"
+	"slices"
+	"sync"
+	"sync/atomic"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/snapferry/snapferry/snapshot"
+	"github.com/snapferry/snapferry/source"
+)
+
+// walks is how often a directory that changes under a backup is looked at again
+// before the commit fails (Options.Reread, S2).
+const walks = 5
+
+// content is what the bytes of a file are: how it is cut, and its chunks.
+type content struct {
+	identity  source.Identity
+	chunkSize uint32
+	chunks    []snapshot.Chunk
+	sent      int64
+}
+
+// storeRun is one store on its way into a snapshot: it is compared with the base, what
+// may have changed is read once, and out comes the list of entries.
+type storeRun struct {
+	*frozen
+	src   source.Source
+	base  *snapshot.Index // nil: nothing to compare with
+	cache *source.Cache   // nil: every file is read
+	up    *uploader
+
+	read       map[string]*content // read in this attempt, by path
+	retained   map[string]*snapshot.Entry
+	entries    []snapshot.Entry
+	report     StoreReport
+	consistent bool
+	warnings   []string
+}
+
+// uploader is what the stores of one attempt share.
+type uploader struct {
+	id      TaskID
+	opts    *Options
+	packer  *packer
+	buffers chan []byte
+}
+
+func newUploader(id TaskID, opts *Options, p *packer) *uploader {
+	u := &uploader{id: id, opts: opts, packer: p, buffers: make(chan []byte, opts.Readers)}
+	for range opts.Readers {
+		u.buffers <- nil
+	}
+	return u
+}
+
+// run brings the store into its final list of entries. With Reread, a file that
+// changed is looked at again by a new walk; without, it fails the commit.
+func (r *storeRun) run(ctx context.Context) error {
+	var failed error
+	for walk := 0; walk < walks; walk++ {
+		if walk > 0 {
+			if err := r.freezeAgain(ctx); err != nil {
+				return err
+			}
+		}
+		todo, err := r.compare()
+		if err != nil {
+			return err
+		}
+		if failed = r.readAll(ctx, todo); failed == nil {
+			return r.settle(ctx, len(todo) > 0)
+		}
+		if !r.up.opts.Reread || !errors.Is(failed, source.ErrChanged) {
+			return failed
+		}
+	}
+	return fmt.Errorf("%w, also after %d looks; stop its writer, or back it up through its own checkpoint", failed, walks)
+}
+
+// settle finds out whether the walk was one cut, and builds the entries.
+func (r *storeRun) settle(ctx context.Context, readAny bool) error {
+	r.consistent = true
+	if r.up.opts.Reread && readAny {
+		again, err := r.src.Freeze(ctx)
+		if err != nil {
+			return err
+		}
+		r.consistent = len(source.Changed(r.img.Entries(), again.Entries())) == 0
+		if err := again.Release(); err != nil {
+			return err
+		}
+	}
+	return r.build()
+}
+
+func (r *storeRun) freezeAgain(ctx context.Context) error {
+	img, err := r.src.Freeze(ctx)
+	if err != nil {
+		return err
+	}
+	err = r.img.Release()
+	r.img = img
+	return err
+}
+
+// compare says which files have to be read: all but those whose content is proven,
+// by the cache and the base together, to be what the base has (I5).
+func (r *storeRun) compare() ([]*source.Entry, error) {
+	start := time.Now()
+	entries := r.img.Entries()
+	links := source.HardLinks(entries)
+	r.retained = make(map[string]*snapshot.Entry)
+	var todo []*source.Entry
+	ev := Compared{Task: r.up.id, Store: r.name}
+	base := walker{index: r.base}
+	for i := range entries {
+		e := &entries[i]
+		if _, link := links[i]; link || e.Type != source.Regular {
+			continue
+		}
+		if c := r.read[e.Path]; c != nil && c.identity == e.Identity {
+			continue
+		}
+		if b := r.unchanged(e, base.find(e.Path)); b != nil {
+			r.retained[e.Path] = b
+			ev.RetainedFiles++
+			ev.RetainedBytes += e.Size
+			continue
+		}
+		todo = append(todo, e)
+		ev.ToReadFiles++
+		ev.ToReadBytes += e.Size
+	}
+	r.countRemoved(entries, &ev)
+	ev.Duration = time.Since(start)
+	emit(r.up.opts.Observer.Compared, ev)
+	return todo, nil
+}
+
+// unchanged returns the base's entry if e is proven to have its content.
+func (r *storeRun) unchanged(e *source.Entry, b *snapshot.Entry) *snapshot.Entry {
+	if r.cache == nil || b == nil || b.Type != snapshot.Regular || b.IsLink() || b.Size != e.Size {
+		return nil
+	}
+	id, ok := r.cache.Lookup(e)
+	if !ok || snapshot.ContentID(b) != snapshot.Digest(id) {
+		return nil
+	}
+	return b
+}
+
+// countRemoved counts what the base has and the store has not.
+func (r *storeRun) countRemoved(entries []source.Entry, ev *Compared) {
+	r.report.FilesRemoved, r.report.BytesRemoved = 0, 0
+	if r.base == nil {
+		return
+	}
+	i := 0
+	for k := range r.base.Entries {
+		b := &r.base.Entries[k]
+		for i < len(entries) && entries[i].Path < b.Path {
+			i++
+		}
+		if i < len(entries) && entries[i].Path == b.Path {
+			continue
+		}
+		if b.Type == snapshot.Dir {
+			ev.RemovedDirs++
+			continue
+		}
+		r.report.FilesRemoved++
+		r.report.BytesRemoved += b.Size
+	}
+	ev.RemovedFiles, ev.RemovedBytes = r.report.FilesRemoved, r.report.BytesRemoved
+}
+
+// readAll reads files, big ones first, and those too young to be recorded in the
+// cache last, when they have come of age (S4).
+func (r *storeRun) readAll(ctx context.Context, todo []*source.Entry) error {
+	if len(todo) == 0 {
+		return nil
+	}
+	slices.SortStableFunc(todo, func(a, b *source.Entry) int { return cmp.Compare(b.Size, a.Size) })
+	var young []*source.Entry
+	if r.cache != nil {
+		if err := r.cache.Begin(); err != nil {
+			return err
+		}
+		todo, young = partition(todo, r.cache.Settled)
+	}
+	if err := r.readGroup(ctx, todo); err != nil || len(young) == 0 {
+		return err
+	}
+	if err := r.cache.WaitSettled(ctx, young); err != nil {
+		return err
+	}
+	if err := r.cache.Begin(); err != nil {
+		return err
+	}
+	return r.readGroup(ctx, young)
+}
+
+func partition(in []*source.Entry, ok func(*source.Entry) bool) (yes, no []*source.Entry) {
+	for _, e := range in {
+		if ok(e) {
+			yes = append(yes, e)
+		} else {
+			no = append(no, e)
+		}
+	}
+	return yes, no
+}
+
+// readGroup reads files in parallel. A file that changed does not stop the others
+// when a new walk will come; it is what is returned at the end.
+func (r *storeRun) readGroup(ctx context.Context, todo []*source.Entry) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(r.up.opts.Readers)
+	var mu sync.Mutex
+	var changed error
+	for _, e := range todo {
+		if gctx.Err() != nil {
+			break
+		}
+		g.Go(func() error {
+			start := time.Now()
+			c, err := r.readFile(gctx, e)
+			mu.Lock()
+			defer mu.Unlock()
+			if errors.Is(err, source.ErrChanged) && r.up.opts.Reread {
+				changed = err
+				return nil
+			}
+			if err != nil {
+				return err
+			}
+			r.read[e.Path] = c
+			emit(r.up.opts.Observer.FileUploaded, FileDone{r.up.id, r.name, e.Size, time.Since(start)})
+			emit(r.up.opts.Observer.Progress, Progress{Task: r.up.id, Store: r.name, Files: 1})
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return err
+	}
+	if err := ctx.Err(); err != nil {
+		return context.Cause(ctx)
+	}
+	return changed
+}
+
+// readFile reads one file once. What is stored is what was hashed; that it is one
+// state of the file, the identities before and after show.
+func (r *storeRun) readFile(ctx context.Context, e *source.Entry) (c *content, err error) {
+	f, err := r.img.Open(e.Path)
+	if err != nil {
+		return nil, err
+	}
+	defer func() { err = errors.Join(err, f.Close()) }()
+	if f.Identity() != e.Identity {
+		return nil, fmt.Errorf("%s: %w", e.Path, source.ErrChanged)
+	}
+	runs, err := f.Runs()
+	if err != nil {
+		return nil, err
+	}
+	c = &content{identity: e.Identity, chunkSize: chunkSize(e)}
+	for off, n := range snapshot.Cut(e.Size, snapshotRuns(runs), c.chunkSize) {
+		c.chunks = append(c.chunks, snapshot.Chunk{Offset: off, Length: n})
+	}
+	if err := r.readChunks(ctx, f, e, c); err != nil {
+		return nil, err
+	}
+	if err := f.Check(); err != nil {
+		return nil, err
+	}
+	if r.cache != nil && !e.Fresh {
+		r.cache.Record(e.Path, f.Identity(), snapshot.ContentID(&snapshot.Entry{Size: e.Size, ChunkSize: c.chunkSize, Chunks: c.chunks}))
+	}
+	return c, nil
+}
+
+func (r *storeRun) readChunks(ctx context.Context, f source.File, e *source.Entry, c *content) error {
+	var sent atomic.Int64
+	defer func() { c.sent = sent.Load() }()
+	if len(c.chunks) == 1 {
+		return r.readChunk(ctx, f, e, &c.chunks[0], &sent)
+	}
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(r.up.opts.Readers)
+	for i := range c.chunks {
+		if gctx.Err() != nil {
+			break
+		}
+		g.Go(func() error { return r.readChunk(gctx, f, e, &c.chunks[i], &sent) })
+	}
+	return g.Wait()
+}
+
+func (r *storeRun) readChunk(ctx context.Context, f source.File, e *source.Entry, c *snapshot.Chunk, sent *atomic.Int64) error {
+	var buf []byte
+	select {
+	case buf = <-r.up.buffers:
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	}
+	defer func() { r.up.buffers <- buf }()
+	if cap(buf) < int(c.Length) {
+		buf = make([]byte, snapshot.MaxChunkSize) // touched as far as it is used
+	}
+	data := buf[:c.Length]
+	if _, err := f.ReadAt(data, c.Offset); err != nil {
+		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
+			return fmt.Errorf("%s: %w: it became shorter", e.Path, source.ErrChanged)
+		}
+		return fmt.Errorf("read %s at %d: %w", e.Path, c.Offset, err)
+	}
+	c.Digest = snapshot.Sum(data)
+	loc, new, err := r.up.packer.add(data, c.Digest)
+	if err != nil {
+		return err
+	}
+	c.Location = loc
+	p := Progress{Task: r.up.id, Store: r.name, Bytes: int64(c.Length)}
+	if new {
+		sent.Add(int64(c.Length))
+		p.Moved = p.Bytes
+	}
+	emit(r.up.opts.Observer.Progress, p)
+	return nil
+}
+
+func chunkSize(e *source.Entry) uint32 {
+	if e.ChunkSize == 0 {
+		return snapshot.DefaultChunkSize
+	}
+	return min(max(e.ChunkSize, snapshot.MinChunkSize), snapshot.MaxChunkSize)
+}
+
+func snapshotRuns(in []source.Run) []snapshot.Run {
+	out := make([]snapshot.Run, len(in))
+	for i, r := range in {
+		out[i] = snapshot.Run(r)
+	}
+	return out
+}
+
+// walker finds paths of a sorted index, asked for in order, in one pass.
+type walker struct {
+	index *snapshot.Index
+	at    int
+}
+
+func (w *walker) find(path string) *snapshot.Entry {
+	if w.index == nil {
+		return nil
+	}
+	for w.at < len(w.index.Entries) && w.index.Entries[w.at].Path < path {
+		w.at++
+	}
+	if w.at < len(w.index.Entries) && w.index.Entries[w.at].Path == path {
+		return &w.index.Entries[w.at]
+	}
+	return nil
+}

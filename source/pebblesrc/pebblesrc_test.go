@@ -1,0 +1,273 @@
+package pebblesrc_test
+
+import (
+	"encoding/binary"
+	"errors"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/objstorage/remote"
+	"github.com/cockroachdb/pebble/v2/vfs"
+	"github.com/cockroachdb/pebble/v2/wal"
+
+	"github.com/snapferry/snapferry/source"
+	"github.com/snapferry/snapferry/source/pebblesrc"
+	"github.com/snapferry/snapferry/source/sourcetest"
+)
+
+type quiet struct{}
+
+func (quiet) Infof(string, ...any)  {}
+func (quiet) Errorf(string, ...any) {}
+func (quiet) Fatalf(string, ...any) { panic("pebble: fatal") }
+
+// small makes flushes and compactions frequent.
+func small() *pebble.Options {
+	return &pebble.Options{MemTableSize: 64 << 10, L0CompactionThreshold: 2, Logger: quiet{}}
+}
+
+type store struct{ db *pebble.DB }
+
+func (s store) Source() source.Source { return pebblesrc.New(s.db, nil) }
+func (s store) Close() error          { return s.db.Close() }
+
+func (s store) Write(n uint64) error {
+	value := make([]byte, 300)
+	binary.BigEndian.PutUint64(value, n)
+	return s.db.Set(value[:8], value, pebble.NoSync)
+}
+
+func open(t *testing.T, dir string, opts *pebble.Options) *pebble.DB {
+	t.Helper()
+	db, err := pebble.Open(dir, opts)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return db
+}
+
+// read opens a copy with plain options, on another path (B1.8).
+func read(t *testing.T, dir string) []uint64 {
+	db := open(t, dir, &pebble.Options{Logger: quiet{}})
+	defer db.Close()
+	it, err := db.NewIter(nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer it.Close()
+	var numbers []uint64
+	for it.First(); it.Valid(); it.Next() {
+		numbers = append(numbers, binary.BigEndian.Uint64(it.Key()))
+	}
+	return numbers
+}
+
+func harness(opts func() *pebble.Options) sourcetest.Harness {
+	return sourcetest.Harness{
+		New:  func(t *testing.T, dir string) sourcetest.Store { return store{open(t, dir, opts())} },
+		Read: read,
+	}
+}
+
+func TestPebble(t *testing.T) { sourcetest.Run(t, harness(small)) }
+
+// S1 holds without a WAL: Freeze flushes what is in memory.
+func TestPebbleWithoutWAL(t *testing.T) {
+	sourcetest.Run(t, harness(func() *pebble.Options {
+		o := small()
+		o.DisableWAL = true
+		return o
+	}))
+}
+
+// The image of a database with WAL failover opens without it.
+func TestPebbleWithFailover(t *testing.T) {
+	sourcetest.Run(t, sourcetest.Harness{
+		New: func(t *testing.T, dir string) sourcetest.Store {
+			o := small()
+			o.WALFailover = &pebble.WALFailoverOptions{Secondary: wal.Dir{FS: vfs.Default, Dirname: t.TempDir()}}
+			return store{open(t, dir, o)}
+		},
+		Read: read,
+	})
+}
+
+func filled(t *testing.T, opts *pebble.Options) (db *pebble.DB, dir string) {
+	t.Helper()
+	dir = filepath.Join(t.TempDir(), "db")
+	db = open(t, dir, opts)
+	t.Cleanup(func() { db.Close() })
+	for n := uint64(1); n <= 2000; n++ {
+		if err := (store{db}).Write(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	return db, dir
+}
+
+func tables(img source.Image) []source.Entry {
+	var found []source.Entry
+	for _, e := range img.Entries() {
+		if strings.HasSuffix(e.Path, ".sst") {
+			found = append(found, e)
+		}
+	}
+	return found
+}
+
+// Tables are the live inodes and immutable; all else is read afresh.
+func TestTablesAreImmutableLinks(t *testing.T) {
+	db, dir := filled(t, small())
+	img := sourcetest.Freeze(t, pebblesrc.New(db, nil))
+	if img.CacheKey() != dir {
+		t.Errorf("cache key %q, want %q", img.CacheKey(), dir)
+	}
+	if len(tables(img)) == 0 {
+		t.Fatal("no tables in the image")
+	}
+	for _, e := range img.Entries() {
+		isTable := strings.HasSuffix(e.Path, ".sst")
+		if e.Immutable != isTable {
+			t.Errorf("%s: immutable is %v", e.Path, e.Immutable)
+		}
+		if e.Fresh == (isTable && e.Links > 1) {
+			t.Errorf("%s: fresh is %v with %d names", e.Path, e.Fresh, e.Links)
+		}
+	}
+	live, err := os.Stat(filepath.Join(dir, tables(img)[0].Path))
+	if err == nil && live.Size() != tables(img)[0].Size {
+		t.Errorf("%s is not the live file", tables(img)[0].Path)
+	}
+}
+
+// A table that the database compacts away during the backup is not "changed": only
+// its number of names is, which moves the ctime.
+func TestCompactionDuringBackup(t *testing.T) {
+	db, _ := filled(t, small())
+	img := sourcetest.Freeze(t, pebblesrc.New(db, nil))
+	table := tables(img)[0]
+	f, err := img.Open(table.Path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if err := db.Compact(t.Context(), []byte{0}, []byte{0xff}, false); err != nil {
+		t.Fatal(err)
+	}
+	if err := f.Check(); err != nil {
+		t.Error(err)
+	}
+	if _, err := sourcetest.ReadFile(img, &table); err != nil {
+		t.Error(err)
+	}
+}
+
+// The second backup finds the tables of the first in the identity cache (S3),
+// although each checkpoint moves their ctime, and nothing else.
+func TestCacheKnowsTables(t *testing.T) {
+	db, _ := filled(t, small())
+	cacheDir := t.TempDir()
+	first := sourcetest.Freeze(t, pebblesrc.New(db, nil))
+	sum := [32]byte{1}
+	recordAll(t, cacheDir, first, sum)
+	if err := first.Release(); err != nil {
+		t.Fatal(err)
+	}
+
+	second := sourcetest.Freeze(t, pebblesrc.New(db, nil))
+	cache, err := source.OpenCache(cacheDir, second)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range second.Entries() {
+		_, ok := cache.Lookup(&e)
+		if want := strings.HasSuffix(e.Path, ".sst"); ok != want {
+			t.Errorf("%s: known is %v, want %v", e.Path, ok, want)
+		}
+	}
+}
+
+func recordAll(t *testing.T, dir string, img source.Image, sum [32]byte) {
+	t.Helper()
+	cache, err := source.OpenCache(dir, img)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := cache.Begin(); err != nil {
+		t.Fatal(err)
+	}
+	var all []*source.Entry
+	for i := range img.Entries() {
+		all = append(all, &img.Entries()[i])
+	}
+	if err := cache.WaitSettled(t.Context(), all); err != nil {
+		t.Fatal(err)
+	}
+	for _, e := range all {
+		if e.Type != source.Regular {
+			continue
+		}
+		f, err := img.Open(e.Path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		cache.Record(e.Path, f.Identity(), sum)
+		f.Close()
+	}
+	if err := cache.Save(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// Tables in remote storage are not in a checkpoint: refused, and nothing is left.
+func TestRemoteTablesAreRefused(t *testing.T) {
+	o := small()
+	o.FormatMajorVersion = pebble.FormatNewest
+	o.Experimental.RemoteStorage = remote.MakeSimpleFactory(map[remote.Locator]remote.Storage{"": remote.NewInMem()})
+	o.Experimental.CreateOnShared = remote.CreateOnSharedAll
+	dir := filepath.Join(t.TempDir(), "db")
+	db := open(t, dir, o)
+	defer db.Close()
+	if err := db.SetCreatorID(1); err != nil {
+		t.Fatal(err)
+	}
+	for n := uint64(1); n <= 2000; n++ {
+		if err := (store{db}).Write(n); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
+	}
+	refused(t, db, dir, "remote storage")
+}
+
+// A log in another directory would be lost by a restore: refused.
+func TestSeparateLogIsRefused(t *testing.T) {
+	o := small()
+	o.WALDir = t.TempDir()
+	db, dir := filled(t, o)
+	refused(t, db, dir, o.WALDir)
+}
+
+func refused(t *testing.T, db *pebble.DB, dir, say string) {
+	t.Helper()
+	img, err := pebblesrc.New(db, nil).Freeze(t.Context())
+	if err == nil {
+		img.Release()
+		t.Fatal("freeze succeeded")
+	}
+	if !errors.Is(err, source.ErrUnsupported) || !strings.Contains(err.Error(), say) {
+		t.Errorf("error %q, want ErrUnsupported that mentions %q", err, say)
+	}
+	list, err := os.ReadDir(filepath.Dir(dir))
+	if err != nil || len(list) != 1 {
+		t.Errorf("beside the database: %v, %v", list, err)
+	}
+}

@@ -1,0 +1,262 @@
+package snapferry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"slices"
+	"time"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/snapferry/snapferry/internal/head"
+)
+
+// Deleting follows P8 alone: a blob may go when the newest entry shows it dead, that
+// is, nothing alive names it and its attempt can commit no more. Everything here
+// first reads the head and then decides; age only says when it is tried.
+
+// cleanUpQuietly runs steps of cleaning up after the point where what the caller asked
+// for is done. Trouble is told and left to the next time.
+func (t *Task) cleanUpQuietly(ctx context.Context, steps ...func(context.Context) error) (warnings []string) {
+	for _, step := range steps {
+		if err := step(ctx); err != nil {
+			text := fmt.Sprintf("clean-up left for the next time: %v", err)
+			warnings = append(warnings, text)
+			emit(t.opts.Observer.Warned, Warned{Task: t.id, Text: text})
+		}
+	}
+	return warnings
+}
+
+// sweepAttempts deletes what older owners' attempts left after the last committed one;
+// our epoch is new, so none of them can commit. What a recorded progress names stays.
+// The listing starts where the history ends, so its cost does not grow with it (P9).
+func (t *Task) sweepAttempts(ctx context.Context) error {
+	start := time.Now()
+	s := t.state.State
+	from := ""
+	if s.LastDone != "" {
+		from = blobPrefix(t.id) + s.LastDone + "0" // after everything of that attempt
+	}
+	var dead []string
+	ev := CleanedUp{Task: t.id}
+	var named map[string]bool
+	for info, err := range t.blobs.List(ctx, blobPrefix(t.id), from) {
+		if err != nil {
+			return err
+		}
+		if named == nil {
+			if named, err = t.namedByHead(ctx, t.state); err != nil {
+				return err
+			}
+		}
+		if !named[info.Key] && t.deadAttempt(s, info.Key) {
+			dead = append(dead, info.Key)
+			ev.Blobs++
+			ev.Bytes += info.Size
+		}
+	}
+	slices.Reverse(dead) // within an attempt the index comes after its chunks
+	if err := t.blobs.Delete(ctx, dead); err != nil {
+		return err
+	}
+	ev.Duration = time.Since(start)
+	emit(t.opts.Observer.CleanedUp, ev)
+	return nil
+}
+
+// deadAttempt tells whether a blob's attempt can commit no more. What is not named
+// like a blob of an attempt is not ours to delete.
+func (v *view) deadAttempt(s *head.State, key string) bool {
+	dir, ok := attemptOf(v.id, key)
+	if !ok {
+		return false
+	}
+	a, err := head.ParseAttempt(dir)
+	return err == nil && !s.CanCommit(a)
+}
+
+// namedByHead returns the keys that the newest entry names without an index between:
+// segments of the head, checkpoint blobs, and the recorded progress of an upload with
+// everything in it.
+func (v *view) namedByHead(ctx context.Context, l *head.Loaded) (map[string]bool, error) {
+	named := map[string]bool{}
+	for _, r := range l.Segments() {
+		named[blobPrefix(v.id)+r.Key] = true
+	}
+	for _, c := range l.State.Live() {
+		named[blobPrefix(v.id)+c.Blob.Key] = true
+	}
+	p := l.State.Partial
+	if p == nil {
+		return named, nil
+	}
+	list, err := v.partial(ctx, p)
+	if err != nil {
+		return nil, err
+	}
+	named[blobPrefix(v.id)+p.Chunks.Key] = true
+	for _, b := range list.Blobs {
+		named[b.Key] = true
+	}
+	return named, nil
+}
+
+// named returns the keys of everything alive: what namedByHead gives, and every index
+// of a live checkpoint with the blobs in its table.
+func (v *view) named(ctx context.Context, l *head.Loaded, tables map[string][]string) (map[string]bool, error) {
+	named, err := v.namedByHead(ctx, l)
+	if err != nil {
+		return nil, err
+	}
+	lists, err := v.tablesOf(ctx, l.State.Live(), tables)
+	if err != nil {
+		return nil, err
+	}
+	for _, keys := range lists {
+		for _, k := range keys {
+			named[k] = true
+		}
+	}
+	return named, nil
+}
+
+// tablesOf returns, for each checkpoint, its indexes and the blobs they name: the
+// indexes first. known holds what was read before, by checkpoint.
+func (v *view) tablesOf(ctx context.Context, list []head.Checkpoint, known map[string][]string) ([][]string, error) {
+	out := make([][]string, len(list))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(fetchers)
+	for i, c := range list {
+		if keys, ok := known[c.ID]; ok {
+			out[i] = keys
+			continue
+		}
+		g.Go(func() error {
+			keys, err := v.tableOf(gctx, &c)
+			if err != nil {
+				return fmt.Errorf("checkpoint %s: %w", c.ID, err)
+			}
+			out[i] = keys
+			return nil
+		})
+	}
+	if err := g.Wait(); err != nil {
+		return nil, err
+	}
+	for i, c := range list {
+		if known != nil {
+			known[c.ID] = out[i]
+		}
+	}
+	return out, nil
+}
+
+func (v *view) tableOf(ctx context.Context, c *head.Checkpoint) ([]string, error) {
+	b, err := v.checkpointBlob(ctx, c)
+	if err != nil {
+		return nil, err
+	}
+	var indexes, blobs []string
+	for _, s := range b.Stores {
+		r, err := v.root(ctx, s.Index)
+		if err != nil {
+			return nil, err
+		}
+		indexes = append(indexes, s.Index.Key)
+		for _, use := range r.Blobs {
+			blobs = append(blobs, use.Key)
+		}
+	}
+	slices.Sort(indexes)
+	slices.Sort(blobs)
+	return append(indexes, slices.Compact(blobs)...), nil
+}
+
+// sweepDropped deletes the blobs of dropped checkpoints whose grace is over.
+func (t *Task) sweepDropped(ctx context.Context) error {
+	if len(t.state.State.Dropped) == 0 {
+		return nil
+	}
+	start := time.Now()
+	due, err := t.graceOver(ctx, t.state.State.Dropped, t.opts.Grace)
+	if err != nil || len(due) == 0 {
+		return err
+	}
+	named, err := t.named(ctx, t.state, t.tables)
+	if err != nil {
+		return err
+	}
+	ev := CleanedUp{Task: t.id}
+	for _, d := range due {
+		if err := t.deleteDropped(ctx, &d.Checkpoint, named, &ev); err != nil {
+			return fmt.Errorf("dropped checkpoint %s: %w", d.ID, err)
+		}
+		t.cleaned = append(t.cleaned, d.ID)
+		delete(t.tables, d.ID)
+	}
+	ev.Duration = time.Since(start)
+	emit(t.opts.Observer.CleanedUp, ev)
+	return nil
+}
+
+// graceOver returns the items that were dropped at least grace ago by the store's
+// clock: the time when it got the entry that dropped them. Old entries are removed
+// after a day; of their items the stamped time is the best there is.
+func (v *view) graceOver(ctx context.Context, items []head.Dropped, grace time.Duration) ([]head.Dropped, error) {
+	if len(items) == 0 || grace <= 0 {
+		return items, nil
+	}
+	now, err := v.blobs.Now(ctx)
+	if err != nil {
+		return nil, err
+	}
+	stored := map[uint64]time.Time{}
+	var due []head.Dropped
+	for _, d := range items {
+		at, ok := stored[d.Slot]
+		if !ok {
+			e, err := v.log.Get(ctx, d.Slot)
+			switch {
+			case errors.Is(err, fs.ErrNotExist):
+				at = d.At
+			case err != nil:
+				return nil, err
+			default:
+				at = e.Stored
+			}
+			stored[d.Slot] = at
+		}
+		if now.Sub(at) >= grace {
+			due = append(due, d)
+		}
+	}
+	return due, nil
+}
+
+// deleteDropped deletes what a dropped checkpoint alone names: index before chunks (I3).
+// One whose checkpoint blob is gone was cleaned up before.
+func (t *Task) deleteDropped(ctx context.Context, c *head.Checkpoint, named map[string]bool, ev *CleanedUp) error {
+	lists, err := t.tablesOf(ctx, []head.Checkpoint{*c}, t.tables)
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil // the rest, if any, is found by gc
+	}
+	if err != nil {
+		return err
+	}
+	own := func(keys []string) []string {
+		return slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return named[k] || !t.deadAttempt(t.state.State, k) })
+	}
+	indexes := own(append([]string{blobPrefix(t.id) + c.Blob.Key}, lists[0][:len(c.Stores)]...))
+	packs := own(lists[0][len(c.Stores):])
+	if err := t.blobs.Delete(ctx, indexes); err != nil {
+		return err
+	}
+	if err := t.blobs.Delete(ctx, packs); err != nil {
+		return err
+	}
+	ev.Blobs += int64(len(indexes) + len(packs))
+	return nil
+}

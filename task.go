@@ -1,0 +1,343 @@
+package snapferry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/snapferry/snapferry/blob"
+	"github.com/snapferry/snapferry/checkpoint"
+	"github.com/snapferry/snapferry/internal/frame"
+	"github.com/snapferry/snapferry/internal/head"
+	"github.com/snapferry/snapferry/snapshot"
+	"github.com/snapferry/snapferry/source"
+)
+
+// Task is an owned task: the one place from which its checkpoints are published. It
+// holds the epoch it claimed at Open; when somebody else claims a newer one, every
+// method that publishes gives ErrFenced from then on.
+type Task struct {
+	view
+	opts Options
+
+	mu struct {
+		sync.Mutex
+		busy, closed bool
+	}
+
+	// What follows belongs to whoever set busy.
+	epoch   uint64
+	ordinal uint32 // last attempt of this epoch
+	state   *head.Loaded
+	bases   map[string]*base // by store
+	forget  []string
+	cleaned []string            // dropped checkpoints whose blobs are gone
+	tables  map[string][]string // blobs of an index, by marker: what clean-up asks each time
+}
+
+// base is a committed snapshot of a store that the next one is compared with.
+type base struct {
+	checkpoint string
+	marker     marker
+	root       *snapshot.Root
+	index      *snapshot.Index
+}
+
+// Open takes the task over: it claims the next epoch, which fences every older owner,
+// loads the last committed snapshot, and deletes what is dead. Nothing is waited for.
+// The repository must exist (Ensure). The caller keeps blobs and checkpoints and
+// closes them after the task.
+func Open(ctx context.Context, id TaskID, blobs *blob.Store, checkpoints *checkpoint.Store, opts *Options) (*Task, error) {
+	start := time.Now()
+	t, err := newTask(id, blobs, checkpoints, opts)
+	if err != nil {
+		return nil, wrap("open", id.String(), err)
+	}
+	if err := t.open(ctx, checkpoints); err != nil {
+		emit(t.opts.Observer.Failed, Failed{id, "open", err})
+		return nil, wrap("open", id.String(), err)
+	}
+	emit(t.opts.Observer.Opened, Opened{id, t.epoch, time.Since(start)})
+	return t, nil
+}
+
+func newTask(id TaskID, blobs *blob.Store, checkpoints *checkpoint.Store, opts *Options) (*Task, error) {
+	if err := id.Validate(); err != nil {
+		return nil, err
+	}
+	o, err := opts.withDefaults()
+	if err != nil {
+		return nil, err
+	}
+	t := &Task{view: view{id: id, blobs: blobs, log: checkpoints.Log(id)}, opts: o, bases: map[string]*base{}, tables: map[string][]string{}}
+	return t, nil
+}
+
+func (t *Task) open(ctx context.Context, checkpoints *checkpoint.Store) error {
+	if _, err := ReadInfo(ctx, t.blobs); err != nil {
+		return err
+	}
+	info, err := checkpoints.Info(ctx)
+	if err != nil {
+		return err
+	}
+	if err := t.bind(ctx, info.ID); err != nil {
+		return err
+	}
+	if t.opts.IfRunning == Fail {
+		if err := t.checkIdle(ctx, info.Now); err != nil {
+			return err
+		}
+	}
+	if err := t.claim(ctx); err != nil {
+		return err
+	}
+	if t.opts.External != nil {
+		if err := t.confirmLast(ctx); err != nil {
+			return err
+		}
+	}
+	if err := t.loadBases(ctx); err != nil {
+		return err
+	}
+	t.cleanUpQuietly(ctx, t.sweepAttempts, t.sweepDropped, t.log.Trim)
+	return nil
+}
+
+// bind ties the task to its checkpoint store; a task that was not bound yet may be
+// the first use of this blob store, which is probed once more.
+func (t *Task) bind(ctx context.Context, store string) error {
+	want := bind{Checkpoints: store, Mode: modeInternal}
+	if t.opts.External != nil {
+		want.Mode = modeExternal
+	}
+	err := checkBind(ctx, t.blobs, t.id, want)
+	if !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	if err := probe(ctx, t.blobs); err != nil {
+		return err
+	}
+	return ensureBind(ctx, t.blobs, t.id, want)
+}
+
+// checkIdle fails if the current epoch wrote within RunningWindow, by the store's clock.
+func (t *Task) checkIdle(ctx context.Context, now time.Time) error {
+	e, l, err := t.head(ctx)
+	if err != nil || e == nil {
+		return err
+	}
+	newest := e.Stored
+	for info, err := range t.blobs.List(ctx, fmt.Sprintf("%s%016x-", blobPrefix(t.id), l.State.Epoch), blobPrefix(t.id)+l.State.LastDone) {
+		if err != nil {
+			return err
+		}
+		if info.Modified.After(newest) {
+			newest = info.Modified
+		}
+	}
+	if age := now.Sub(newest); age < RunningWindow {
+		return fmt.Errorf("epoch %d wrote %s ago; wait, or pre-empt it: %w", l.State.Epoch, age.Round(time.Second), ErrRunning)
+	}
+	return nil
+}
+
+// claim takes the next epoch (P4).
+func (t *Task) claim(ctx context.Context) error {
+	return t.append(ctx, checkpoint.Claim, func(s *head.State, _ uint64) (*head.State, error) {
+		n := s.Claim()
+		t.epoch, t.ordinal = n.Epoch, 0
+		return n, nil
+	}, nil)
+}
+
+// append makes the state that next returns the new head. next is asked again each
+// time somebody else's entry came between; put stores segments of a long head.
+func (t *Task) append(ctx context.Context, kind checkpoint.Kind, next func(s *head.State, slot uint64) (*head.State, error), put func([]byte) (head.Ref, error)) error {
+	var after *head.Loaded
+	_, err := t.log.Append(ctx, func(e *checkpoint.Entry) (checkpoint.Draft, error) {
+		before, err := t.decode(ctx, e)
+		if err != nil {
+			return checkpoint.Draft{}, err
+		}
+		slot := uint64(1)
+		if e != nil {
+			slot = e.Slot + 1
+		}
+		s, err := next(before.State, slot)
+		if err != nil {
+			return checkpoint.Draft{}, err
+		}
+		write := put
+		if write == nil {
+			write = t.segmentWriter(ctx, s.Epoch)
+		}
+		body, l, err := before.Encode(s, write)
+		if err != nil {
+			return checkpoint.Draft{}, err
+		}
+		after = l
+		return checkpoint.Draft{Kind: kind, Epoch: s.Epoch, Body: body}, nil
+	})
+	if err != nil {
+		return err
+	}
+	t.state = after
+	return nil
+}
+
+// segmentWriter stores segments of the head outside of any attempt, each under a name
+// that nobody else uses: a draft that lost its slot leaves none that another may name.
+func (v *view) segmentWriter(ctx context.Context, epoch uint64) func([]byte) (head.Ref, error) {
+	return func(data []byte) (head.Ref, error) {
+		ref := head.Ref{Key: head.NewAttempt(epoch, head.NoOwner).String() + "/1", Digest: frame.Digest(data)}
+		return ref, v.blobs.Put(ctx, blobPrefix(v.id)+ref.Key, blob.Bytes(data), blob.PutOptions{})
+	}
+}
+
+// confirmLast tells the log what the application published last (P6).
+func (t *Task) confirmLast(ctx context.Context) error {
+	id, err := t.opts.External.Last(ctx)
+	if err != nil || id == "" {
+		return err
+	}
+	if t.state.State.Find(id) != nil {
+		return nil
+	}
+	return t.confirm(ctx, id, false)
+}
+
+// loadBases loads, for each store, the newest snapshot there is.
+func (t *Task) loadBases(ctx context.Context) error {
+	byID := map[string][]string{}
+	for store, id := range t.state.State.Holders {
+		byID[id] = append(byID[id], store)
+	}
+	clear(t.bases)
+	for _, id := range slices.Sorted(maps.Keys(byID)) {
+		c := t.state.State.Find(id)
+		if c == nil {
+			continue
+		}
+		b, err := t.checkpointBlob(ctx, c)
+		if err != nil {
+			return fmt.Errorf("checkpoint %s: %w", id, err)
+		}
+		for _, store := range byID[id] {
+			if err := t.loadBase(ctx, store, id, b.Stores[store].Index); err != nil {
+				return fmt.Errorf("checkpoint %s store %s: %w", id, store, err)
+			}
+		}
+	}
+	return nil
+}
+
+func (t *Task) loadBase(ctx context.Context, store, id string, m marker) error {
+	root, x, err := t.index(ctx, m)
+	if err != nil {
+		return err
+	}
+	t.bases[store] = &base{checkpoint: id, marker: m, root: root, index: x}
+	return nil
+}
+
+// Epoch returns the epoch this owner claimed.
+func (t *Task) Epoch() uint64 { return t.epoch }
+
+// Forget ends the protection that retention gives to the newest checkpoint of a store
+// which later ones lack (P5e). It takes effect with the next commit.
+func (t *Task) Forget(stores ...string) error {
+	if err := t.enter(); err != nil {
+		return wrap("forget", t.id.String(), err)
+	}
+	defer t.leave()
+	t.forget = append(t.forget, stores...)
+	return nil
+}
+
+// Stores returns the names of the stores that the last committed checkpoint has.
+func (t *Task) Stores() ([]string, error) {
+	if err := t.enter(); err != nil {
+		return nil, wrap("read", t.id.String(), err)
+	}
+	defer t.leave()
+	if c := t.state.State.Latest(); c != nil {
+		return slices.Clone(c.Stores), nil
+	}
+	return nil, nil
+}
+
+// Snapshot freezes all sources in a row. Between its first line and its return the
+// caller must apply nothing to any of the stores, and offsets must have been read in
+// that window: that makes the stores and the offsets one cut (S1). The result must be
+// ended by Commit, Publish or Abort; until then the task is busy.
+func (t *Task) Snapshot(ctx context.Context, sources map[string]source.Source, offsets map[string]string) (*Pending, error) {
+	start := time.Now()
+	if err := checkSources(sources); err != nil {
+		return nil, wrap("snapshot", t.id.String(), err)
+	}
+	if err := t.enter(); err != nil {
+		return nil, wrap("snapshot", t.id.String(), err)
+	}
+	p := &Pending{task: t, offsets: maps.Clone(offsets), sources: maps.Clone(sources), began: start}
+	for _, name := range slices.Sorted(maps.Keys(sources)) {
+		img, err := sources[name].Freeze(ctx)
+		if err != nil {
+			err = fmt.Errorf("store %s: %w", name, err)
+			return nil, wrap("snapshot", t.id.String(), errors.Join(err, p.end()))
+		}
+		p.images = append(p.images, &frozen{name, img})
+	}
+	p.frozen = time.Since(start)
+	emit(t.opts.Observer.Frozen, Frozen{t.id, len(p.images), p.frozen})
+	return p, nil
+}
+
+func checkSources(sources map[string]source.Source) error {
+	if len(sources) == 0 {
+		return errors.New("no stores given")
+	}
+	for name := range sources {
+		if err := checkpoint.ValidName(name); err != nil {
+			return fmt.Errorf("store: %w", err)
+		}
+	}
+	return nil
+}
+
+// Close ends the use of the task. Its epoch stays with it until somebody claims the
+// next; there is no lease to give back. A commit that is under way keeps the task
+// until it ends.
+func (t *Task) Close() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.busy {
+		return wrap("close", t.id.String(), ErrBusy)
+	}
+	t.mu.closed = true
+	return nil
+}
+
+func (t *Task) enter() error {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.mu.closed {
+		return ErrClosed
+	}
+	if t.mu.busy {
+		return ErrBusy
+	}
+	t.mu.busy = true
+	return nil
+}
+
+func (t *Task) leave() {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	t.mu.busy = false
+}

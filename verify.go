@@ -1,0 +1,216 @@
+package snapferry
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"io/fs"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"github.com/snapferry/snapferry/internal/head"
+	"github.com/snapferry/snapferry/snapshot"
+)
+
+// VerifyOptions adjusts Verify.
+type VerifyOptions struct {
+	// Job and Task select; empty means all.
+	Job, Task string
+	// ReadData reads every chunk and checks its digest. Without it only presence and
+	// size of blobs are checked, and every byte of the indexes.
+	ReadData bool
+	// OnBytes is told how much was read.
+	OnBytes func(n int64)
+}
+
+// maxDamage bounds the places a report lists of each kind.
+const maxDamage = 10_000
+
+// Verify checks that every retained checkpoint can be restored. Damage is in the
+// report, not an error; an error says that it could not be found out.
+func (r *Repo) Verify(ctx context.Context, opts VerifyOptions) (*VerifyReport, error) {
+	rep := &VerifyReport{Missing: []Damage{}, Corrupt: []Damage{}}
+	filter := ListFilter{opts.Job, opts.Task}
+	for id, err := range r.checkpoints.Tasks(ctx) {
+		if err != nil {
+			return nil, wrap("verify", r.blobs.String(), err)
+		}
+		if !filter.matches(id) {
+			continue
+		}
+		if err := r.verifyTask(ctx, id, opts, rep); err != nil {
+			return nil, wrap("verify", id.String(), err)
+		}
+	}
+	rep.OK = len(rep.Missing) == 0 && len(rep.Corrupt) == 0
+	return rep, nil
+}
+
+// verifier checks one task.
+type verifier struct {
+	*view
+	opts  VerifyOptions
+	sizes map[string]int64 // blobs that were listed
+	seen  map[string]bool  // indexes checked before, by digest: most differ little, some not at all
+	read  map[snapshot.Location]bool
+
+	mu  sync.Mutex
+	rep VerifyReport
+}
+
+// verifyTask checks a task. What looks damaged in a checkpoint that was dropped
+// meanwhile is no damage (P10): if anything does and the head has moved, the task is
+// checked again as it is now.
+func (r *Repo) verifyTask(ctx context.Context, id TaskID, opts VerifyOptions, total *VerifyReport) error {
+	for try := 0; ; try++ {
+		v := &verifier{view: r.view(id), opts: opts, seen: map[string]bool{}, read: map[snapshot.Location]bool{}}
+		again, err := v.run(ctx)
+		if err != nil {
+			return err
+		}
+		if again && try < 5 {
+			continue
+		}
+		total.Checkpoints += v.rep.Checkpoints
+		total.Blobs += v.rep.Blobs
+		total.Bytes += v.rep.Bytes
+		total.Missing = append(total.Missing, v.rep.Missing...)
+		total.Corrupt = append(total.Corrupt, v.rep.Corrupt...)
+		return nil
+	}
+}
+
+func (v *verifier) run(ctx context.Context) (again bool, err error) {
+	e, l, err := v.head(ctx)
+	if errors.Is(err, ErrCorrupt) {
+		return false, v.damaged(err, Damage{Blob: taskPrefix(v.id) + "log", Path: err.Error()})
+	}
+	if err != nil || e == nil {
+		return false, err
+	}
+	if err := v.list(ctx); err != nil {
+		return false, err
+	}
+	live := l.State.Live()
+	for i := range live {
+		if err := v.checkpoint(ctx, &live[i]); err != nil {
+			return false, err
+		}
+	}
+	v.rep.Checkpoints = int64(len(l.State.Retained))
+	if len(v.rep.Missing)+len(v.rep.Corrupt) == 0 {
+		return false, nil
+	}
+	now, _, err := v.head(ctx)
+	return err == nil && now != nil && now.Slot != e.Slot, err
+}
+
+func (v *verifier) list(ctx context.Context) error {
+	v.sizes = map[string]int64{}
+	for info, err := range v.blobs.List(ctx, blobPrefix(v.id), "") {
+		if err != nil {
+			return err
+		}
+		v.sizes[info.Key] = info.Size
+		v.rep.Blobs++
+		v.rep.Bytes += info.Size
+	}
+	return nil
+}
+
+func (v *verifier) checkpoint(ctx context.Context, c *head.Checkpoint) error {
+	b, err := v.checkpointBlob(ctx, c)
+	if err != nil {
+		return v.damaged(err, Damage{Blob: blobPrefix(v.id) + c.Blob.Key, Checkpoint: c.ID})
+	}
+	for name, s := range b.Stores {
+		if v.seen[s.Index.Digest] {
+			continue
+		}
+		v.seen[s.Index.Digest] = true
+		d := Damage{Blob: s.Index.Key, Checkpoint: c.ID, Store: name, Length: s.Index.Size}
+		_, x, err := v.index(ctx, s.Index)
+		if err != nil {
+			if err := v.damaged(err, d); err != nil {
+				return err
+			}
+			continue
+		}
+		if err := v.chunks(ctx, x, d); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// damaged notes what an error says about the repository; other errors it returns.
+func (v *verifier) damaged(err error, d Damage) error {
+	v.mu.Lock()
+	defer v.mu.Unlock()
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		if len(v.rep.Missing) < maxDamage {
+			v.rep.Missing = append(v.rep.Missing, d)
+		}
+	case errors.Is(err, ErrCorrupt):
+		if len(v.rep.Corrupt) < maxDamage {
+			v.rep.Corrupt = append(v.rep.Corrupt, d)
+		}
+	default:
+		return err
+	}
+	return nil
+}
+
+// chunks checks what the files of an index are made of, each chunk once in a task.
+func (v *verifier) chunks(ctx context.Context, x *snapshot.Index, d Damage) error {
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(fetchers / 4)
+	for i := range x.Entries {
+		for k := range x.Entries[i].Chunks {
+			c := &x.Entries[i].Chunks[k]
+			if v.read[c.Location] {
+				continue
+			}
+			v.read[c.Location] = true
+			at := d
+			at.Blob, at.Path, at.Offset, at.Length = c.Blob, x.Entries[i].Path, int64(c.Offset), int64(c.Length)
+			if err := v.present(c); err != nil {
+				if err := v.damaged(err, at); err != nil {
+					return err
+				}
+				continue
+			}
+			if v.opts.ReadData {
+				g.Go(func() error { return v.readChunk(gctx, c, at) })
+			}
+		}
+	}
+	return g.Wait()
+}
+
+func (v *verifier) present(c *snapshot.Chunk) error {
+	size, ok := v.sizes[c.Blob]
+	if !ok {
+		return fs.ErrNotExist
+	}
+	if int64(c.Location.Offset)+int64(c.Stored) > size {
+		return fmt.Errorf("%w: blob ends before the chunk", ErrCorrupt)
+	}
+	return nil
+}
+
+func (v *verifier) readChunk(ctx context.Context, c *snapshot.Chunk, d Damage) error {
+	data, err := v.blobs.ReadAll(ctx, c.Blob, int64(c.Location.Offset), int64(c.Stored))
+	if err == nil {
+		err = checkChunk(data, c)
+	}
+	if err != nil {
+		return v.damaged(err, d)
+	}
+	if v.opts.OnBytes != nil {
+		v.opts.OnBytes(int64(len(data)))
+	}
+	return nil
+}
