@@ -111,6 +111,9 @@ func (p *Pending) upload(ctx context.Context) error {
 	a := t.newAttempt()
 	p.attempt = a
 	err := a.upload(ctx, p)
+	if blobGone(err) {
+		err = t.whyGone(ctx, a, err)
+	}
 	if undecided(err) {
 		return err
 	}
@@ -138,12 +141,11 @@ func (a *attempt) upload(ctx context.Context, p *Pending) error {
 // read reads what may have changed and gives the new chunks to put, in packs. When it
 // returns nil, all of them are durable.
 func (a *attempt) read(ctx context.Context, p *Pending, put func(context.Context, string, blob.Body) error) error {
-	known, err := a.reusable(ctx, p)
-	if err != nil {
+	if err := a.borrow(ctx, p); err != nil {
 		return err
 	}
-	older := newHistory(&a.task.view, a.task.state.State, a.task.bases)
-	a.packer = newPacker(ctx, &a.task.opts, known, older, a.newKey, put)
+	older := newHistory(&a.task.view, a.task.state.State, p.bases())
+	a.packer = newPacker(ctx, &a.task.opts, func() map[snapshot.Digest]snapshot.Location { return a.reusable(p) }, older, a.newKey, put)
 	up := newUploader(a.task.id, &a.task.opts, a.packer)
 	for _, f := range p.images {
 		r, rerr := a.task.newRun(f, p.sources[f.name], up)
@@ -152,7 +154,7 @@ func (a *attempt) read(ctx context.Context, p *Pending, put func(context.Context
 		}
 		a.runs = append(a.runs, r)
 	}
-	err = a.readStores(ctx)
+	err := a.readStores(ctx)
 	if ferr := a.packer.flush(); ferr != nil {
 		err = ferr // the cause; readers only saw that the group had ended
 	}
@@ -163,37 +165,58 @@ func (a *attempt) read(ctx context.Context, p *Pending, put func(context.Context
 	return err
 }
 
-// reusable collects the chunks that need not be sent: those of the bases of these
-// stores, and those of an upload that was interrupted (P5b, P5g).
-func (a *attempt) reusable(ctx context.Context, p *Pending) (map[snapshot.Digest]snapshot.Location, error) {
-	known := make(map[snapshot.Digest]snapshot.Location)
+// bases returns the committed snapshots of the stores at hand.
+func (p *Pending) bases() map[string]*base {
+	out := map[string]*base{}
 	for _, f := range p.images {
-		b := a.task.bases[f.name]
-		if b == nil {
-			continue
+		if b := p.task.bases[f.name]; b != nil {
+			out[f.name] = b
 		}
+	}
+	return out
+}
+
+// borrow notes whose content the attempt may reuse: that of the bases of its stores,
+// and of an upload that was interrupted (P5b, P5g).
+func (a *attempt) borrow(ctx context.Context, p *Pending) error {
+	for _, b := range p.bases() {
 		if !slices.Contains(a.borrows, b.checkpoint) {
 			a.borrows = append(a.borrows, b.checkpoint)
 		}
+	}
+	partial := a.task.state.State.Partial
+	if partial == nil {
+		return nil
+	}
+	list, err := a.task.partial(ctx, partial)
+	switch {
+	case errors.Is(err, ErrCorrupt), blobGone(err):
+		a.warn("", fmt.Sprintf("the progress of an interrupted upload is damaged and not used: %v", err))
+		return nil
+	case err != nil:
+		return err
+	}
+	a.kept = keeper{attempt: partial.Attempt, chunks: list.Chunks}
+	return nil
+}
+
+// reusable returns the chunks that need not be sent. A commit that reads nothing never
+// asks.
+func (a *attempt) reusable(p *Pending) map[snapshot.Digest]snapshot.Location {
+	known := make(map[snapshot.Digest]snapshot.Location)
+	for _, b := range p.bases() {
 		for i := range b.index.Entries {
 			for _, c := range b.index.Entries[i].Chunks {
 				known[c.Digest] = c.Location
 			}
 		}
 	}
-	partial := a.task.state.State.Partial
-	if partial == nil {
-		return known, nil
-	}
-	list, err := a.task.partial(ctx, partial)
-	if err != nil {
-		return nil, err
-	}
-	a.kept = keeper{attempt: partial.Attempt, chunks: list.Chunks}
-	for _, c := range list.Chunks {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	for _, c := range a.kept.chunks {
 		known[c.Digest] = c.Location
 	}
-	return known, nil
+	return known
 }
 
 // newRun prepares one store for reading.

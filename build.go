@@ -11,13 +11,12 @@ import (
 func (r *storeRun) build() error {
 	in := r.img.Entries()
 	links := source.HardLinks(in)
-	base := walker{index: r.base}
 	r.entries = make([]snapshot.Entry, len(in))
 	rep := StoreReport{FilesRemoved: r.report.FilesRemoved, BytesRemoved: r.report.BytesRemoved}
 	for i := range in {
 		e, out := &in[i], &r.entries[i]
 		*out = metadata(e)
-		if err := r.xattrs(e, base.find(e.Path), out); err != nil {
+		if err := r.attributes(e, out); err != nil {
 			return err
 		}
 		if e.Type != source.Regular {
@@ -60,22 +59,30 @@ func (r *storeRun) content(e *source.Entry, out *snapshot.Entry, rep *StoreRepor
 	return nil
 }
 
-// xattrs fills the extended attributes in. A file that the cache proves unchanged has
-// the base's: setting one would have moved its ctime. Files without a ctime in their
-// identity are asked.
-func (r *storeRun) xattrs(e *source.Entry, b *snapshot.Entry, out *snapshot.Entry) error {
-	if kept := r.retained[e.Path]; kept != nil && kept == b && !e.Immutable {
-		out.Xattrs = b.Xattrs
-		return nil
+// attributes fills the extended attributes in. A file that was proven unchanged by its
+// ctime has those of the base, and one that was read has those found then; everything
+// else is asked, files without a ctime in their identity too.
+func (r *storeRun) attributes(e *source.Entry, out *snapshot.Entry) (err error) {
+	if kept := r.retained[e.Path]; kept != nil && !e.Immutable {
+		out.Xattrs = kept.Xattrs
+	} else if c := r.read[e.Path]; c != nil && kept == nil {
+		out.Xattrs = c.xattrs
+	} else {
+		out.Xattrs, err = r.xattrs(e)
 	}
+	return err
+}
+
+func (r *storeRun) xattrs(e *source.Entry) ([]snapshot.Xattr, error) {
 	list, err := r.img.Xattrs(e.Path)
-	if err != nil {
-		return err
+	if err != nil || len(list) == 0 {
+		return nil, err
 	}
-	for _, x := range list {
-		out.Xattrs = append(out.Xattrs, snapshot.Xattr(x))
+	out := make([]snapshot.Xattr, len(list))
+	for i, x := range list {
+		out[i] = snapshot.Xattr(x)
 	}
-	return nil
+	return out, nil
 }
 
 func metadata(e *source.Entry) snapshot.Entry {

@@ -49,11 +49,37 @@ func (r *Repo) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
 		}
 	}
 	if !opts.DryRun {
-		if _, err := r.blobs.SweepTemp(ctx); err != nil && !errors.Is(err, ErrUnsupported) {
-			failed = errors.Join(failed, wrap("gc", r.blobs.String(), err))
-		}
+		failed = errors.Join(failed, wrap("gc", r.blobs.String(), r.sweepDebris(ctx)))
 	}
 	return rep, errors.Join(failed, wrap("gc", r.blobs.String(), foreign))
+}
+
+// probeTime is after which time a probe of the store that is still there was left by a
+// process that died.
+const probeTime = time.Hour
+
+// sweepDebris removes what is no blob of any task: temporary files of killed writers
+// and forgotten probes.
+func (r *Repo) sweepDebris(ctx context.Context) error {
+	if _, err := r.blobs.SweepTemp(ctx); err != nil && !errors.Is(err, ErrUnsupported) {
+		return err
+	}
+	var old []string
+	var now time.Time
+	for info, err := range r.blobs.List(ctx, probePrefix, "") {
+		if err != nil {
+			return err
+		}
+		if now.IsZero() {
+			if now, err = r.blobs.Now(ctx); err != nil {
+				return err
+			}
+		}
+		if now.Sub(info.Modified) >= probeTime {
+			old = append(old, info.Key)
+		}
+	}
+	return r.blobs.Delete(ctx, old)
 }
 
 // errUnbound: blobs of which no bind object says whose they are.
@@ -157,24 +183,7 @@ func (c *collector) findKept(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for i := range c.l.State.Dropped {
-		d := &c.l.State.Dropped[i]
-		if slices.ContainsFunc(due, func(x head.Dropped) bool { return x.ID == d.ID && x.Slot == d.Slot }) {
-			continue
-		}
-		keys, err := c.tableOf(ctx, &d.Checkpoint)
-		if errors.Is(err, fs.ErrNotExist) {
-			continue // cleaned up already
-		}
-		if err != nil {
-			return err
-		}
-		c.keep[blobPrefix(c.id)+d.Blob.Key] = true
-		for _, k := range keys {
-			c.keep[k] = true
-		}
-	}
-	return nil
+	return c.nameWaiting(ctx, c.l, due, c.keep, nil)
 }
 
 // sweep deletes the dead among what was found. An attempt that could still commit but
@@ -190,7 +199,7 @@ func (c *collector) sweep(ctx context.Context, found []blob.Info) error {
 			return err
 		}
 	}
-	for _, dir := range order {
+	for _, dir := range slices.Backward(order) { // indexes build on what older attempts wrote (I3)
 		a, err := head.ParseAttempt(dir)
 		if err != nil || c.l.State.CanCommit(a) && !slices.Contains(stale, dir) {
 			continue

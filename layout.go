@@ -22,6 +22,7 @@ const (
 	repoKey     = "snapferry.json"
 	repoFormat  = 1
 	tasksPrefix = "t/"
+	probePrefix = "snapferry-probe-" // as blob.Store.Now names its own
 	minPackSize = 64 << 10
 	maxPackSize = 64 << 20
 	maxSmall    = 64 << 10 // entries and other conditional objects
@@ -91,7 +92,7 @@ func ReadInfo(ctx context.Context, blobs *blob.Store) (RepoInfo, error) {
 // Init makes a repository in blobs after it has probed that the store gives what the
 // commit protocol needs. It fails with fs.ErrExist if there is one already.
 func Init(ctx context.Context, blobs *blob.Store) (RepoInfo, error) {
-	if err := probe(ctx, blobs); err != nil {
+	if err := blobs.Probe(ctx); err != nil {
 		return RepoInfo{}, wrap("init", blobs.String(), err)
 	}
 	info := RepoInfo{ID: randomHex(16), Format: repoFormat, Created: time.Now().UTC().Truncate(time.Second)}
@@ -122,37 +123,6 @@ func Ensure(ctx context.Context, blobs *blob.Store) (info RepoInfo, created bool
 		return info, false, err
 	}
 	return info, err == nil, err
-}
-
-// probe shows on a throw-away key that the store creates atomically, reads its
-// writes and lists what it has; on a store that does not, commits could be lost.
-func probe(ctx context.Context, blobs *blob.Store) (err error) {
-	prefix := "probe/" + randomHex(8) + "/"
-	key := prefix + "1"
-	defer func() {
-		if derr := blobs.Delete(context.WithoutCancel(ctx), []string{key}); err == nil {
-			err = derr
-		}
-	}()
-	want := []byte(prefix)
-	if err := blobs.Put(ctx, key, blob.Bytes(want), blob.PutOptions{IfAbsent: true}); err != nil && !errors.Is(err, fs.ErrExist) {
-		return err
-	}
-	if err := blobs.Put(ctx, key, blob.Bytes([]byte("second")), blob.PutOptions{IfAbsent: true}); !errors.Is(err, fs.ErrExist) {
-		return fmt.Errorf("the store lets a second writer replace what exists (got %v): commits would not be safe on it: %w", err, ErrUnsupported)
-	}
-	if got, err := blobs.ReadAll(ctx, key, 0, -1); err != nil || string(got) != prefix {
-		return fmt.Errorf("the store does not give back what was just written (got %q, %v): %w", got, err, ErrUnsupported)
-	}
-	for info, err := range blobs.List(ctx, prefix, "") {
-		if err != nil {
-			return err
-		}
-		if info.Key == key {
-			return nil
-		}
-	}
-	return fmt.Errorf("the store does not list what was just written: %w", ErrUnsupported)
 }
 
 // bind says which checkpoint store holds a task's log. Without it two owners with

@@ -68,7 +68,9 @@ type Options struct {
 	PartialAfter time.Duration
 	PartialBytes int64
 
-	now func() time.Time // for tests of P1
+	now         func() time.Time // for tests of P1
+	keepWorth   int64            // for tests of P5g
+	abandonTime time.Duration    // for tests of what comes after a cancelled commit
 }
 
 // External is how a task whose checkpoints the application publishes itself learns
@@ -96,6 +98,8 @@ func (o *Options) withDefaults() (Options, error) {
 	setDefault(&v.Uploads, 3)
 	setDefault(&v.PartialAfter, 5*time.Minute)
 	setDefault(&v.PartialBytes, 1<<30)
+	setDefault(&v.keepWorth, keepWorth)
+	setDefault(&v.abandonTime, abandonTime)
 	if v.now == nil {
 		v.now = time.Now
 	}

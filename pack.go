@@ -17,15 +17,16 @@ import (
 // the file meanwhile.
 type packer struct {
 	put   func(ctx context.Context, key string, body blob.Body) error
-	key   func() string // a new key of the attempt
-	older *history
+	key   func() string                                // a new key of the attempt
+	reuse func() map[snapshot.Digest]snapshot.Location // what is known at the start
+	older *history                                     // what is asked when that does not have it
 	size  int
 	group *errgroup.Group
 	ctx   context.Context // of group: ends when a put fails
 	slabs chan []byte     // bounds packs in memory
 
 	mu     sync.Mutex
-	known  map[snapshot.Digest]snapshot.Location // reusable, or already in a pack of this attempt
+	known  map[snapshot.Digest]snapshot.Location // reusable, or already in a pack of this attempt; nil until asked
 	cur    *pack
 	stored int64
 	sent   []snapshot.StoredChunk // of packs whose put was answered
@@ -38,11 +39,11 @@ type pack struct {
 	chunks []snapshot.StoredChunk
 }
 
-func newPacker(ctx context.Context, opts *Options, known map[snapshot.Digest]snapshot.Location, older *history, key func() string,
+func newPacker(ctx context.Context, opts *Options, reuse func() map[snapshot.Digest]snapshot.Location, older *history, key func() string,
 	put func(context.Context, string, blob.Body) error) *packer {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(opts.Uploads)
-	p := &packer{put: put, key: key, size: opts.PackSize, group: g, ctx: gctx, known: known, older: older, slabs: make(chan []byte, opts.Uploads+1)}
+	p := &packer{put: put, key: key, size: opts.PackSize, group: g, ctx: gctx, reuse: reuse, older: older, slabs: make(chan []byte, opts.Uploads+1)}
 	for range opts.Uploads + 1 {
 		p.slabs <- nil
 	}
@@ -54,6 +55,9 @@ func newPacker(ctx context.Context, opts *Options, known map[snapshot.Digest]sna
 func (p *packer) add(data []byte, digest snapshot.Digest) (loc snapshot.Location, sent bool, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if p.known == nil {
+		p.known = p.reuse()
+	}
 	for {
 		if loc, ok := p.known[digest]; ok {
 			return loc, false, nil
@@ -61,7 +65,7 @@ func (p *packer) add(data []byte, digest snapshot.Digest) (loc snapshot.Location
 		if loc, ok, err := p.older.find(p.ctx, digest); ok || err != nil {
 			return loc, false, err
 		}
-		if p.cur != nil && len(p.cur.data)+len(data) <= p.size {
+		if p.cur != nil && (len(p.cur.data) == 0 || len(p.cur.data)+len(data) <= p.size) {
 			break
 		}
 		if err := p.nextLocked(max(p.size, len(data))); err != nil {

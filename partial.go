@@ -18,7 +18,6 @@ const keepWorth = 64 << 20
 // chunks it names. It begins with what an interrupted upload left.
 type keeper struct {
 	attempt string
-	list    string // key of the chunk list below the task's blobs, if of this attempt
 	chunks  []snapshot.StoredChunk
 	bytes   int64     // stored bytes of this attempt at the last record
 	at      time.Time // of the last record
@@ -77,7 +76,7 @@ func (a *attempt) record(ctx context.Context) error {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.kept = keeper{attempt: p.Attempt, list: ref.Key, chunks: chunks, bytes: stored, at: time.Now(), running: a.kept.running}
+	a.kept = keeper{attempt: p.Attempt, chunks: chunks, bytes: stored, at: time.Now(), running: a.kept.running}
 	return nil
 }
 
@@ -98,10 +97,10 @@ func (t *Task) keepAfterAll(ctx context.Context, a *attempt) bool {
 		return false
 	}
 	_, stored := a.packer.durable()
-	if stored-a.kept.bytes < keepWorth {
+	if stored-a.kept.bytes < t.opts.keepWorth {
 		return false
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.opts.abandonTime)
 	defer cancel()
 	if err := a.record(ctx); err != nil {
 		return false

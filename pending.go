@@ -46,17 +46,15 @@ func (p *Pending) Commit(ctx context.Context) (*CommitReport, error) {
 	if err := p.open(); err != nil {
 		return nil, wrap("commit", t.id.String(), err)
 	}
-	var a *attempt
 	err := p.upload(ctx)
 	if err == nil {
-		a, err = p.attempt, p.publish(ctx)
+		err = p.publish(ctx)
 	}
-	err = errors.Join(err, p.end())
-	if err != nil {
+	if err = p.finish(err); err != nil {
 		emit(t.opts.Observer.Failed, Failed{t.id, "commit", err})
 		return nil, wrap("commit", t.id.String(), err)
 	}
-	return a.report(p.began), nil
+	return p.attempt.report(p.began), nil
 }
 
 // Upload uploads what changed and makes it permanent. In a task that publishes by
@@ -72,7 +70,7 @@ func (p *Pending) Upload(ctx context.Context) (Markers, error) {
 		err = p.prepare(ctx)
 	}
 	if err != nil || t.opts.External != nil {
-		err = errors.Join(err, p.end())
+		err = p.finish(err)
 	}
 	if err != nil {
 		emit(t.opts.Observer.Failed, Failed{t.id, "upload", err})
@@ -91,8 +89,7 @@ func (p *Pending) Publish(ctx context.Context) (*CommitReport, error) {
 	if p.attempt == nil {
 		return nil, wrap("publish", t.id.String(), errors.New("nothing was uploaded yet: call Upload first"))
 	}
-	err := errors.Join(p.publish(ctx), p.end())
-	if err != nil {
+	if err := p.finish(p.publish(ctx)); err != nil {
 		emit(t.opts.Observer.Failed, Failed{t.id, "publish", err})
 		return nil, wrap("publish", t.id.String(), err)
 	}
@@ -116,6 +113,17 @@ func (p *Pending) open() error {
 		return fmt.Errorf("this snapshot has ended: %w", ErrClosed)
 	}
 	return nil
+}
+
+// finish ends the snapshot after a step with this outcome. What is published stays so:
+// a store that cannot be released afterwards is a warning.
+func (p *Pending) finish(err error) error {
+	rerr := p.end()
+	if err == nil && rerr != nil {
+		p.attempt.warn("", rerr.Error())
+		return nil
+	}
+	return errors.Join(err, rerr)
 }
 
 // end releases the stores and the task. It is safe to call again.

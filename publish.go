@@ -11,11 +11,17 @@ import (
 	"github.com/snapferry/snapferry/internal/head"
 )
 
-// publish appends the commit entry (P5e). Content that was pruned since it was chosen
-// is uploaded again without that base.
-func (p *Pending) publish(ctx context.Context) error {
+// publish makes the attempt a checkpoint (P5e).
+func (p *Pending) publish(ctx context.Context) error { return p.land(ctx, (*attempt).commit) }
+
+// prepare makes the attempt permanent before the application publishes it (P6).
+func (p *Pending) prepare(ctx context.Context) error { return p.land(ctx, (*attempt).prepare) }
+
+// land appends the entry of an attempt. Content that was pruned since it was chosen is
+// uploaded again without that base, which makes another attempt.
+func (p *Pending) land(ctx context.Context, enter func(*attempt, context.Context) error) error {
 	for try := 0; ; try++ {
-		err := p.attempt.commit(ctx)
+		err := enter(p.attempt, ctx)
 		if err == nil {
 			return nil
 		}
@@ -89,17 +95,11 @@ func (t *Task) adopt(a *attempt) {
 	t.forget, t.cleaned = nil, nil
 }
 
-// prepare makes the attempt permanent before the application publishes it (P6).
-func (p *Pending) prepare(ctx context.Context) error {
-	a := p.attempt
+func (a *attempt) prepare(ctx context.Context) error {
 	err := a.task.append(ctx, checkpoint.Prepare, func(s *head.State, slot uint64) (*head.State, error) {
 		return s.Prepare(a.entry(slot))
 	}, a.writeSegment(ctx))
 	if err != nil {
-		if undecided(err) {
-			return err
-		}
-		a.task.abandon(ctx, a)
 		return err
 	}
 	a.saveCaches()
@@ -149,10 +149,34 @@ func (t *Task) confirm(ctx context.Context, id string, drop bool) error {
 // resolve settles an append whose answer was lost, before anything else is begun (P3.5).
 func (t *Task) resolve(ctx context.Context) error {
 	e, err := t.log.Resolve(ctx)
-	if err != nil || e == nil {
+	if err != nil {
 		return err
 	}
+	if e != nil {
+		t.stale = true
+		if e.Kind == checkpoint.Commit || e.Kind == checkpoint.Confirm {
+			t.forget, t.cleaned = nil, nil // it says so
+		}
+	}
+	if !t.stale {
+		return nil
+	}
 	return t.reload(ctx)
+}
+
+// whyGone explains that a blob is absent which this attempt wrote or builds on: it was
+// swept, since a newer owner has the task or the attempt was given up for dead.
+func (t *Task) whyGone(ctx context.Context, a *attempt, gone error) error {
+	e, l, err := t.head(ctx)
+	switch {
+	case err != nil || e == nil:
+		return errors.Join(gone, err)
+	case e.Epoch != t.epoch:
+		return fmt.Errorf("epoch %d, the task is at %d: %w (%v)", t.epoch, e.Epoch, ErrFenced, gone)
+	case !l.State.CanCommit(a.Attempt):
+		return fmt.Errorf("attempt %s was given up for dead: %w (%v)", a.Attempt, ErrConflict, gone)
+	}
+	return gone
 }
 
 // reload reads the head, whoever wrote it, and the snapshots to compare with. What a
@@ -166,7 +190,11 @@ func (t *Task) reload(ctx context.Context) error {
 		return fmt.Errorf("epoch %d, the task is at %d: %w", t.epoch, e.Epoch, ErrFenced)
 	}
 	t.state = l
-	return t.loadBases(ctx)
+	if err := t.loadBases(ctx); err != nil {
+		return err
+	}
+	t.stale = false
+	return nil
 }
 
 // abandon gives an attempt up that is known not to be, and never to become, a
@@ -176,9 +204,13 @@ func (t *Task) abandon(ctx context.Context, a *attempt) {
 	if t.keepAfterAll(ctx, a) {
 		return
 	}
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), abandonTime)
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), t.opts.abandonTime)
 	defer cancel()
-	if err := t.deleteAttempt(ctx, a); err != nil {
+	err := t.resolve(ctx) // its progress may be on the way into the log
+	if err == nil {
+		err = t.deleteAttempt(ctx, a)
+	}
+	if err != nil {
 		// The next Open or gc finds what is left: it can commit no more.
 		a.warn("", fmt.Sprintf("abandoned upload not deleted yet: %v", err))
 	}
@@ -190,10 +222,14 @@ const abandonTime = 15 * time.Second
 // deleteAttempt deletes what an attempt wrote, save what its recorded progress names.
 func (t *Task) deleteAttempt(ctx context.Context, a *attempt) error {
 	named := map[string]bool{}
-	if a.kept.attempt == a.String() {
-		named[blobPrefix(t.id)+a.kept.list] = true
-		for _, c := range a.kept.chunks {
-			named[c.Blob] = true
+	if p := t.state.State.Partial; p != nil && p.Attempt == a.String() {
+		list, err := t.partial(ctx, p)
+		if err != nil {
+			return err
+		}
+		named[blobPrefix(t.id)+p.Chunks.Key] = true
+		for _, b := range list.Blobs {
+			named[b.Key] = true
 		}
 	}
 	var dead []string

@@ -21,12 +21,28 @@ import (
 // before the commit fails (Options.Reread, S2).
 const walks = 5
 
-// content is what the bytes of a file are: how it is cut, and its chunks.
+// content is what was found of a file: how it is cut, its chunks, its attributes.
 type content struct {
 	identity  source.Identity
 	chunkSize uint32
 	chunks    []snapshot.Chunk
+	xattrs    []snapshot.Xattr
 	sent      int64
+}
+
+// proof is what an identity cache records of a file: all that an unchanged ctime
+// vouches for and that an index holds, so that an entry with the same proof can be
+// taken over from any index. Mode, owner and times come from the walk.
+func proof(e *snapshot.Entry) snapshot.Digest {
+	id := snapshot.ContentID(e)
+	if len(e.Xattrs) == 0 {
+		return id
+	}
+	b := id[:]
+	for _, x := range e.Xattrs {
+		b = fmt.Appendf(b, "%d %d %s%s", len(x.Name), len(x.Value), x.Name, x.Value)
+	}
+	return snapshot.Sum(b)
 }
 
 // storeRun is one store on its way into a snapshot: it is compared with the base, what
@@ -77,7 +93,10 @@ func (r *storeRun) run(ctx context.Context) error {
 			return err
 		}
 		if failed = r.readAll(ctx, todo); failed == nil {
-			return r.settle(ctx, len(todo) > 0)
+			failed = r.settle(ctx, len(todo) > 0)
+		}
+		if failed == nil {
+			return nil
 		}
 		if !r.up.opts.Reread || !errors.Is(failed, source.ErrChanged) {
 			return failed
@@ -152,7 +171,7 @@ func (r *storeRun) unchanged(e *source.Entry, b *snapshot.Entry) *snapshot.Entry
 		return nil
 	}
 	id, ok := r.cache.Lookup(e)
-	if !ok || snapshot.ContentID(b) != snapshot.Digest(id) {
+	if !ok || proof(b) != snapshot.Digest(id) {
 		return nil
 	}
 	return b
@@ -280,11 +299,14 @@ func (r *storeRun) readFile(ctx context.Context, e *source.Entry) (c *content, e
 	if err := r.readChunks(ctx, f, e, c); err != nil {
 		return nil, err
 	}
+	if c.xattrs, err = r.xattrs(e); err != nil {
+		return nil, err
+	}
 	if err := f.Check(); err != nil {
 		return nil, err
 	}
 	if r.cache != nil && !e.Fresh {
-		r.cache.Record(e.Path, f.Identity(), snapshot.ContentID(&snapshot.Entry{Size: e.Size, ChunkSize: c.chunkSize, Chunks: c.chunks}))
+		r.cache.Record(e.Path, f.Identity(), proof(&snapshot.Entry{Size: e.Size, ChunkSize: c.chunkSize, Chunks: c.chunks, Xattrs: c.xattrs}))
 	}
 	return c, nil
 }

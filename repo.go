@@ -186,9 +186,6 @@ func (a At) String() string {
 
 // find picks the checkpoint that a means among the retained ones.
 func (a At) find(ctx context.Context, v *view, s *head.State) (*head.Checkpoint, error) {
-	if len(s.Retained) == 0 {
-		return nil, fmt.Errorf("task %s has no checkpoint: %w", v.id, ErrNotFound)
-	}
 	switch {
 	case a.id != "":
 		if c := s.Find(a.id); c != nil {
@@ -200,6 +197,8 @@ func (a At) find(ctx context.Context, v *view, s *head.State) (*head.Checkpoint,
 			}
 		}
 		return nil, fmt.Errorf("checkpoint %s: %w", a.id, ErrNotFound)
+	case len(s.Retained) == 0:
+		return nil, fmt.Errorf("task %s has no checkpoint: %w", v.id, ErrNotFound)
 	case !a.time.IsZero():
 		return a.before(s.Retained)
 	}

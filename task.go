@@ -14,6 +14,7 @@ import (
 	"github.com/snapferry/snapferry/checkpoint"
 	"github.com/snapferry/snapferry/internal/frame"
 	"github.com/snapferry/snapferry/internal/head"
+	"github.com/snapferry/snapferry/internal/place"
 	"github.com/snapferry/snapferry/snapshot"
 	"github.com/snapferry/snapferry/source"
 )
@@ -34,6 +35,7 @@ type Task struct {
 	epoch   uint64
 	ordinal uint32 // last attempt of this epoch
 	state   *head.Loaded
+	stale   bool             // the log has gone on: reload before anything is begun
 	bases   map[string]*base // by store
 	forget  []string
 	cleaned []string            // dropped checkpoints whose blobs are gone
@@ -120,7 +122,7 @@ func (t *Task) bind(ctx context.Context, store string) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := probe(ctx, t.blobs); err != nil {
+	if err := t.blobs.Probe(ctx); err != nil {
 		return err
 	}
 	return ensureBind(ctx, t.blobs, t.id, want)
@@ -160,7 +162,7 @@ func (t *Task) claim(ctx context.Context) error {
 // time somebody else's entry came between; put stores segments of a long head.
 func (t *Task) append(ctx context.Context, kind checkpoint.Kind, next func(s *head.State, slot uint64) (*head.State, error), put func([]byte) (head.Ref, error)) error {
 	var after *head.Loaded
-	_, err := t.log.Append(ctx, func(e *checkpoint.Entry) (checkpoint.Draft, error) {
+	decide := func(e *checkpoint.Entry) (checkpoint.Draft, error) {
 		before, err := t.decode(ctx, e)
 		if err != nil {
 			return checkpoint.Draft{}, err
@@ -183,6 +185,10 @@ func (t *Task) append(ctx context.Context, kind checkpoint.Kind, next func(s *he
 		}
 		after = l
 		return checkpoint.Draft{Kind: kind, Epoch: s.Epoch, Body: body}, nil
+	}
+	err := t.onHead(ctx, func() error {
+		_, err := t.log.Append(ctx, decide)
+		return err
 	})
 	if err != nil {
 		return err
@@ -212,7 +218,8 @@ func (t *Task) confirmLast(ctx context.Context) error {
 	return t.confirm(ctx, id, false)
 }
 
-// loadBases loads, for each store, the newest snapshot there is.
+// loadBases loads, for each store, the newest snapshot there is. One that is damaged
+// is told and not built upon: what it would have saved is uploaded again.
 func (t *Task) loadBases(ctx context.Context) error {
 	byID := map[string][]string{}
 	for store, id := range t.state.State.Holders {
@@ -220,18 +227,30 @@ func (t *Task) loadBases(ctx context.Context) error {
 	}
 	clear(t.bases)
 	for _, id := range slices.Sorted(maps.Keys(byID)) {
-		c := t.state.State.Find(id)
-		if c == nil {
-			continue
-		}
-		b, err := t.checkpointBlob(ctx, c)
-		if err != nil {
+		err := t.loadCheckpoint(ctx, id, byID[id])
+		switch {
+		case errors.Is(err, ErrCorrupt), blobGone(err):
+			text := fmt.Sprintf("checkpoint %s is damaged, its content is uploaded again; run verify: %v", id, err)
+			emit(t.opts.Observer.Warned, Warned{Task: t.id, Text: text})
+		case err != nil:
 			return fmt.Errorf("checkpoint %s: %w", id, err)
 		}
-		for _, store := range byID[id] {
-			if err := t.loadBase(ctx, store, id, b.Stores[store].Index); err != nil {
-				return fmt.Errorf("checkpoint %s store %s: %w", id, store, err)
-			}
+	}
+	return nil
+}
+
+func (t *Task) loadCheckpoint(ctx context.Context, id string, stores []string) error {
+	c := t.state.State.Find(id)
+	if c == nil {
+		return nil
+	}
+	b, err := t.checkpointBlob(ctx, c)
+	if err != nil {
+		return err
+	}
+	for _, store := range stores {
+		if err := t.loadBase(ctx, store, id, b.Stores[store].Index); err != nil {
+			return fmt.Errorf("store %s: %w", store, err)
 		}
 	}
 	return nil
@@ -287,15 +306,27 @@ func (t *Task) Snapshot(ctx context.Context, sources map[string]source.Source, o
 	p := &Pending{task: t, offsets: maps.Clone(offsets), sources: maps.Clone(sources), began: start}
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
 		img, err := sources[name].Freeze(ctx)
+		if err == nil {
+			p.images = append(p.images, &frozen{name, img})
+			err = restoredWhole(img)
+		}
 		if err != nil {
 			err = fmt.Errorf("store %s: %w", name, err)
 			return nil, wrap("snapshot", t.id.String(), errors.Join(err, p.end()))
 		}
-		p.images = append(p.images, &frozen{name, img})
 	}
 	p.frozen = time.Since(start)
 	emit(t.opts.Observer.Frozen, Frozen{t.id, len(p.images), p.frozen})
 	return p, nil
+}
+
+// restoredWhole refuses a store that an interrupted restore of several has left in a
+// state that never was (S7).
+func restoredWhole(img source.Image) error {
+	if img.CacheKey() == "" {
+		return nil
+	}
+	return place.Unfinished(img.CacheKey())
 }
 
 func checkSources(sources map[string]source.Source) error {

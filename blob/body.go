@@ -54,6 +54,7 @@ type meter struct {
 	done  int64
 	max   int             // the longest piece to pass at once; 0 means any
 	piece func(int) error // called after each piece
+	ended bool            // the source was seen to end where it should
 }
 
 func (m *meter) Close() error { return m.src.Close() }
@@ -72,22 +73,25 @@ func (m *meter) Read(p []byte) (int, error) {
 	if err == io.EOF && m.done < m.size {
 		return n, m.short()
 	}
+	if n > 0 {
+		if perr := m.piece(n); perr != nil {
+			return 0, perr
+		}
+	}
 	if m.done == m.size {
 		if err := m.end(); err != io.EOF {
 			return 0, err
 		}
 		err = nil
 	}
-	if n > 0 {
-		if perr := m.piece(n); perr != nil {
-			return n, perr
-		}
-	}
 	return n, err
 }
 
 // end is io.EOF when the source ends here too.
 func (m *meter) end() error {
+	if m.ended {
+		return io.EOF
+	}
 	var one [1]byte
 	for range 100 {
 		n, err := m.src.Read(one[:])
@@ -95,6 +99,7 @@ func (m *meter) end() error {
 			return m.long()
 		}
 		if err != nil {
+			m.ended = err == io.EOF
 			return err
 		}
 	}

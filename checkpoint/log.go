@@ -89,8 +89,8 @@ func (l *Log) Append(ctx context.Context, decide func(head *Entry) (Draft, error
 // nothing that it names may be deleted because of that.
 func (l *Log) Resolve(ctx context.Context) (*Entry, error) {
 	done, err := l.take(ctx)
-	if err != nil {
-		return nil, wrap("resolve", l.task, err)
+	if err != nil { // another call is at it
+		return nil, wrap("resolve", l.task, fmt.Errorf("%w: %w", ErrUnknown, err))
 	}
 	defer done()
 
@@ -103,11 +103,19 @@ func (l *Log) Trim(ctx context.Context) error {
 	return wrap("trim log", l.task, l.driver.Trim(ctx, l.task))
 }
 
-// take waits for the turn to write.
+// take waits for the turn to write. A turn that is free is taken even if ctx has ended, so
+// that what is said of a pending entry does not depend on chance.
 func (l *Log) take(ctx context.Context) (done func(), err error) {
+	done = func() { <-l.turn }
 	select {
 	case l.turn <- struct{}{}:
-		return func() { <-l.turn }, nil
+		return done, nil
+	default:
+	}
+
+	select {
+	case l.turn <- struct{}{}:
+		return done, nil
 	case <-ctx.Done():
 		return nil, ctx.Err()
 	}

@@ -20,6 +20,9 @@ func (r *Root) Chunks(i int, segment []byte) ([]StoredChunk, error) {
 	for k := range entries {
 		out = stored(out, entries[k].Chunks)
 	}
+	if err := checkStored(out); err != nil {
+		return nil, fmt.Errorf("segment %d of %d: %w", i+1, len(r.Segments), err)
+	}
 	return out, nil
 }
 

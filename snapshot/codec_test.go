@@ -53,6 +53,47 @@ func sparse() *Index {
 	return x
 }
 
+// Records have at most 1,024 chunks, of one group of cells, and nothing is left out.
+func TestRecords(t *testing.T) {
+	for _, x := range []*Index{sparse(), big(5000, MinChunkSize), flat(100)} {
+		records, ends := recordsOf(x.Entries)
+		chunks := 0
+		for _, r := range records {
+			part := x.Entries[r.entry].Chunks[r.from:r.to]
+			if chunks += len(part); len(part) > groupChunks {
+				t.Errorf("record of %d chunks", len(part))
+			}
+			for i := range part {
+				if g := x.Entries[r.entry].groupOf(&part[i]); g != r.group {
+					t.Errorf("chunk of group %d in a record of group %d", g, r.group)
+				}
+			}
+		}
+		if chunks != int(x.Totals().Chunks) || ends[len(ends)-1] != len(records) {
+			t.Errorf("%d of %d chunks, %d of %d records", chunks, x.Totals().Chunks, ends[len(ends)-1], len(records))
+		}
+	}
+}
+
+// Names that never end a segment by their hash must not make it endless.
+func TestSegmentsAreBounded(t *testing.T) {
+	x := &Index{}
+	for i := range 40_000 {
+		e := Entry{Path: fmt.Sprintf("%06d", i), Type: Dir}
+		if _, ends := recordsOf([]Entry{e, {Path: "z", Type: Dir}}); ends[0] == 2 {
+			x.Entries = append(x.Entries, e)
+		}
+	}
+	_, ends := recordsOf(x.Entries)
+	if perSegment := maxWeight/(48+6) + 1; ends[0] != perSegment {
+		t.Errorf("first segment has %d records, want %d", ends[0], perSegment)
+	}
+	object, _ := mustEncode(t, x, testKey, nil)
+	if diff := sameIndex(decode(t, object), x); diff != "" {
+		t.Errorf("(-want +got)\n%s", diff)
+	}
+}
+
 // Two encodings of one index are the same bytes, or a retry of an upload would differ.
 func TestEncodeIsDeterministic(t *testing.T) {
 	a, _ := mustEncode(t, flat(30_000), testKey, nil)
@@ -269,6 +310,27 @@ func storedChunks(x *Index) []StoredChunk {
 		}
 	}
 	return list
+}
+
+// Root.Chunks gives, over all segments, the chunks of the whole index, those of files that
+// span segments too.
+func TestRootChunks(t *testing.T) {
+	x := big(20_000, MinChunkSize)
+	object, root := mustEncode(t, x, testKey, nil)
+	var got []StoredChunk
+	for i, segment := range split(root, map[string][]byte{testKey: object}) {
+		chunks, err := root.Chunks(i, segment)
+		if err != nil {
+			t.Fatal(err)
+		}
+		got = append(got, chunks...)
+		if _, err := root.Chunks(i, segment[1:]); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("cut segment: %v", err)
+		}
+	}
+	if !slices.Equal(got, storedChunks(x)) {
+		t.Errorf("%d chunks, want %d, or other ones", len(got), len(storedChunks(x)))
+	}
 }
 
 func TestChunkListRoundTrip(t *testing.T) {

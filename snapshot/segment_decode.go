@@ -192,8 +192,8 @@ func (s *segmentReader) meta(e *Entry) {
 
 func (s *segmentReader) xattrs(e *Entry) {
 	n := s.count(2)
-	if n == 0 {
-		s.fail("no xattrs where some are announced")
+	if n == 0 || n > len(s.names) { // none has an empty name
+		s.fail("number of xattrs is out of bounds")
 		return
 	}
 	e.Xattrs = make([]Xattr, n)

@@ -1,3 +1,5 @@
+//go:build linux
+
 package source
 
 import (
@@ -10,6 +12,7 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -38,7 +41,7 @@ func TestWalkKeepsEveryKind(t *testing.T) {
 	img := freeze(t, dir, nil)
 	same(t, paths(img), []string{
 		"", "a", "a-b", "a/b", "a/in", "a/in/a", "a/in/a/b", "a/in/a/b/c", "a/in/a/b/c/d", "a/in/a/b/c/d/e", "a/in/a/b/c/d/e/deep",
-		"a0", "caf\xe9\xff", "d\xfe", "d\xfe/deep", "d\xfe/deep/er", "d\xfe/deep/er/leaf", "dangling", "empty", "emptydir", "loop", "new\nline",
+		"a0", "caf\xe9\xff", "dangling", "d\xfe", "d\xfe/deep", "d\xfe/deep/er", "d\xfe/deep/er/leaf", "empty", "emptydir", "loop", "new\nline",
 	})
 	same(t, img.Skipped(), []string{"a/fifo: FIFO", "sock: socket"})
 	same(t, findEntry(img.Entries(), "loop").Link, ".")
@@ -328,7 +331,7 @@ func TestRenamesDuringWalk(t *testing.T) {
 	}()
 	defer func() { close(quit); <-ended }()
 
-	for range 40 {
+	for range 25 {
 		img, err := Dir(dir, nil).Freeze(t.Context())
 		if err != nil {
 			if !errors.Is(err, errGone) {
@@ -346,6 +349,13 @@ func TestRenamesDuringWalk(t *testing.T) {
 // B1.15: nothing is written into the source: not a name, not a time.
 func TestNothingIsWrittenIntoTheSource(t *testing.T) {
 	dir := layout{"d/f": {data: "x"}, "g": {data: "y"}}.build(t)
+	accessed := func() unix.StatxTimestamp {
+		var st unix.Statx_t
+		must(t, unix.Statx(unix.AT_FDCWD, join(dir, "g"), 0, unix.STATX_ATIME, &st))
+		return st.Atime
+	}
+	must(t, os.Chtimes(join(dir, "g"), time.Unix(1, 0), time.Time{}))
+	read := accessed()
 	before := freeze(t, dir, nil)
 	img := freeze(t, dir, nil)
 	cache, err := OpenCache(t.TempDir(), img)
@@ -357,6 +367,7 @@ func TestNothingIsWrittenIntoTheSource(t *testing.T) {
 		cache.Record(path, f.Identity(), [32]byte{1})
 	}
 	must(t, cache.Save())
+	same(t, accessed(), read)
 	same(t, Changed(before.Entries(), freeze(t, dir, nil).Entries()), []string(nil))
 }
 

@@ -27,7 +27,7 @@ func (f *file) Identity() Identity { return f.id }
 // a page that was written back is write protected, so that the next store through
 // a mapping moves the times; a store into a page already dirty would not.
 func (f *file) settle() error {
-	if err := flush(f.fd); err != nil {
+	if err := f.img.flusher.flush(f.fd, f.img); err != nil {
 		return fmt.Errorf("write back before reading: %w", err)
 	}
 	st, err := statFD(f.fd)
@@ -51,18 +51,6 @@ func (f *file) identity(st *unix.Statx_t) Identity {
 		id.CTime = Timespec{}
 	}
 	return id
-}
-
-func flush(fd int) error {
-	const all = unix.SYNC_FILE_RANGE_WAIT_BEFORE | unix.SYNC_FILE_RANGE_WRITE | unix.SYNC_FILE_RANGE_WAIT_AFTER
-	switch err := unix.SyncFileRange(fd, 0, 0, all); err {
-	case unix.ENOSYS, unix.EINVAL, unix.ESPIPE, unix.EOPNOTSUPP:
-		// A file system without the call is not among those whose identities the
-		// cache believes.
-		return nil
-	default:
-		return err
-	}
 }
 
 func (f *file) ReadAt(p []byte, off int64) (int, error) {

@@ -17,6 +17,7 @@ type image struct {
 	single   string // name in the tree of the only entry; empty for a directory
 	cacheKey string
 	probeDir string
+	flusher  flusher
 
 	remove   func() error // what Release does after the tree is closed; nil for nothing
 	released sync.Once

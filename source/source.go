@@ -272,9 +272,13 @@ func (t Timespec) IsZero() bool { return t == Timespec{} }
 func (t Timespec) add(d time.Duration) Timespec {
 	ns := int64(t.Nsec) + int64(d%time.Second)
 	sec := t.Sec + int64(d/time.Second)
-	if ns >= int64(time.Second) {
+	switch {
+	case ns >= int64(time.Second):
 		ns -= int64(time.Second)
 		sec++
+	case ns < 0:
+		ns += int64(time.Second)
+		sec--
 	}
 	return Timespec{Sec: sec, Nsec: int32(ns)}
 }

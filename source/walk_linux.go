@@ -111,7 +111,7 @@ func (w *walker) read(dir *Entry) (*folder, error) {
 	}
 	defer unix.Close(fd)
 	if st, err := statFD(fd); err != nil || st.Ino != dir.Identity.Ino || device(&st) != dir.Identity.Dev {
-		return nil, w.explain(dir.Path, cmpErr(err, errGone))
+		return nil, w.explain(dir.Path, firstError(err, errGone))
 	}
 
 	names, err := listStable(fd)
@@ -172,7 +172,7 @@ func (w *walker) statAll(fd int, dir string, paths []string, entries []Entry) er
 			if err := w.statBatch(fd, dir, paths[from:to], entries[from:to]); err != nil {
 				mu.Lock()
 				defer mu.Unlock()
-				first = cmpErr(first, err)
+				first = firstError(first, err)
 			}
 		}
 		if to == len(paths) || !w.group.TryGo(func() error { batch(); return nil }) {
@@ -405,8 +405,8 @@ func groupName(id string) string {
 	return g.Name
 }
 
-// cmpErr returns the first error there is.
-func cmpErr(a, b error) error {
+// firstError returns the first of two errors that is one.
+func firstError(a, b error) error {
 	if a != nil {
 		return a
 	}

@@ -197,8 +197,8 @@ func testListWhileChanging(t *testing.T, h *harness) {
 		if _, err := fmt.Sscanf(info.Key, "w/%d/%d", &n, &i); err != nil {
 			t.Fatal(err)
 		}
-		if i%2 == 0 { // this one, and one that is still to come
-			gone := []string{info.Key, fmt.Sprintf("w/%d/%02d", (i+21)/10, i+21)}
+		if i%10 == 0 { // this one, the last beside it, and some that are further on
+			gone := []string{info.Key, fmt.Sprintf("w/%d/%02d", n, i+9), fmt.Sprintf("w/%d/%02d", n+3, i+31)}
 			if err := h.Delete(t.Context(), gone); err != nil {
 				t.Fatal(err)
 			}
@@ -208,7 +208,7 @@ func testListWhileChanging(t *testing.T, h *harness) {
 	if !slices.IsSorted(seen) || len(slices.Compact(slices.Clone(seen))) != len(seen) {
 		t.Errorf("listed out of order or twice: %q", seen)
 	}
-	for i := 1; i < 21; i += 2 { // nobody touched these
+	for i := 2; i < 60; i += 5 { // nobody touched these
 		if k := fmt.Sprintf("w/%d/%02d", i/10, i); !slices.Contains(seen, k) {
 			t.Errorf("%s is missing in %q", k, seen)
 		}

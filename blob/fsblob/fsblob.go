@@ -115,7 +115,7 @@ func (d *Driver) Dir() string { return d.root }
 func (d *Driver) checkRoot() error {
 	now, err := os.Stat(d.root)
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
+		return explain(err, d.root)
 	}
 	if err != nil || !os.SameFile(now, d.self) {
 		return fmt.Errorf("the store's directory %s is not there any more (unmounted, or replaced)", d.root)

@@ -125,7 +125,7 @@ func appendDir(list []entry, path string, above []string) ([]entry, error) {
 	for _, f := range found {
 		names := append(slices.Clip(above), f.Name())
 		if strings.HasSuffix(f.Name(), more) {
-			if f.IsDir() && len(f.Name()) >= maxName && len(names) < blob.MaxKey/(maxName/3) {
+			if f.IsDir() && len(f.Name()) >= maxName && len(names) < maxNames {
 				list, err = appendDir(list, filepath.Join(path, f.Name()), names)
 				if err != nil && !isAbsent(err) {
 					return list, err

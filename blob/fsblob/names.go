@@ -10,6 +10,9 @@ import (
 const (
 	// maxName is the longest file name made of a component; longer ones are cut.
 	maxName = 240
+	// maxNames is how many names a component can become: a byte takes up to three, and
+	// a cut may come two before maxName.
+	maxNames = 3*blob.MaxKey/(maxName-2) + 1
 	// more ends the name of a directory in which a component goes on.
 	more = "%+"
 	// tempDir is below the root and holds temporary files. No component's name begins

@@ -9,24 +9,46 @@ import (
 	"time"
 
 	"github.com/snapferry/snapferry/blob"
+	"github.com/snapferry/snapferry/blob/fsblob"
 	"github.com/snapferry/snapferry/blob/memblob"
 	"github.com/snapferry/snapferry/checkpoint"
 	"github.com/snapferry/snapferry/checkpoint/blobcp"
 	"github.com/snapferry/snapferry/checkpoint/checkpointtest"
 )
 
-// The conformance suite over the memory store, whose clock a decorator moves.
+// The conformance suite in memory and on a file system, with a clock that it can move.
 func TestDriver(t *testing.T) {
-	clocks := map[checkpoint.Driver]*clock{}
-	open := func(t *testing.T) checkpoint.Driver {
-		c := newClock(memblob.New())
-		d := blobcp.New(blob.New(c, nil), "repo-1")
-		clocks[d] = c
-		return d
+	stores := map[string]func(t *testing.T) blob.Driver{
+		"memory": func(*testing.T) blob.Driver { return memblob.New() },
+		"files":  func(t *testing.T) blob.Driver { return openFiles(t, t.TempDir()) },
 	}
-	checkpointtest.Run(t, open, &checkpointtest.Options{
-		Forward: func(_ *testing.T, d checkpoint.Driver, by time.Duration) { clocks[d].forward(by) },
+	for name, open := range stores {
+		t.Run(name, func(t *testing.T) {
+			clocks := map[checkpoint.Driver]*clock{}
+			checkpointtest.Run(t, func(t *testing.T) checkpoint.Driver {
+				c := newClock(open(t))
+				d := blobcp.New(blob.New(c, nil), "repo-1")
+				clocks[d] = c
+				return d
+			}, &checkpointtest.Options{
+				Forward: func(_ *testing.T, d checkpoint.Driver, by time.Duration) { clocks[d].forward(by) },
+			})
+		})
+	}
+}
+
+func openFiles(t *testing.T, dir string) *fsblob.Driver {
+	t.Helper()
+	d, err := fsblob.Open(dir, &fsblob.Options{Create: true})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := d.Close(); err != nil {
+			t.Error(err)
+		}
 	})
+	return d
 }
 
 // clock is a blob driver whose own clock can be moved forward: what was stored before

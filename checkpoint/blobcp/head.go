@@ -10,8 +10,9 @@ import (
 	"github.com/snapferry/snapferry/checkpoint"
 )
 
-// maxRelist bounds how often Head lists again because all that a listing named was
-// removed meanwhile. More than once means that the listing is staler than the bound.
+// maxRelist bounds how often Head lists again because the greatest entry of a listing
+// was gone when it was read. That is rare: it was superseded, a day old, and trimmed in
+// between. If it goes on, listings are staler than the bound.
 const maxRelist = 5
 
 // Head implements checkpoint.Driver by P2.
@@ -29,7 +30,7 @@ func (d *Driver) Head(ctx context.Context, task checkpoint.TaskID) (*checkpoint.
 			return e, err
 		}
 	}
-	return nil, fmt.Errorf("%s: the listing names only entries that are gone: %w", logPrefix(task), checkpoint.ErrUnsupported)
+	return nil, fmt.Errorf("%s: the store lists entries that are long gone: %w", logPrefix(task), checkpoint.ErrUnsupported)
 }
 
 // slotInfo is a slot as a listing shows it.
@@ -63,33 +64,31 @@ func (d *Driver) greatest(ctx context.Context, task checkpoint.TaskID) (slotInfo
 }
 
 // forward reads the slot of a listing and those after it until one is absent, and
-// returns the last that is there; damage counts only there. It returns nil when what
-// was listed is gone and its successor too, so that a new listing is needed.
+// returns the last that is there; damage counts only there. It returns nil when what was
+// listed is gone, so that a new listing is needed.
 func (d *Driver) forward(ctx context.Context, task checkpoint.TaskID, listed slotInfo) (*checkpoint.Entry, error) {
 	var last *checkpoint.Entry
 	var damage error
-	found := uint64(0)
 	for slot := max(listed.slot, 1); ; slot++ {
 		e, err := d.read(ctx, task, slot)
 		if errors.Is(err, fs.ErrNotExist) {
-			if found > 0 || slot != listed.slot {
-				break
-			}
-			continue // trimmed since it was listed, so there is a newer one
+			break
 		}
 		if err != nil && !isDamage(err) {
 			return nil, err
 		}
-		last, damage, found = e, err, slot
+		last, damage = e, err
 	}
 
 	switch {
-	case found == 0 && listed.slot == 0:
-		return nil, fmt.Errorf("%s: %w", logPrefix(task), fs.ErrNotExist)
-	case found == 0, damage != nil:
+	case damage != nil:
 		return nil, damage
+	case last != nil:
+		return last, d.stamp(ctx, task, listed, last)
+	case listed.slot == 0:
+		return nil, fmt.Errorf("%s: %w", logPrefix(task), fs.ErrNotExist)
 	}
-	return last, d.stamp(ctx, task, listed, last)
+	return nil, nil
 }
 
 // isDamage tells errors about the bytes of an entry from those of reaching it.

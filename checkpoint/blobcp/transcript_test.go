@@ -22,11 +22,12 @@ func TestTranscript(t *testing.T) {
 	rec := blobtest.NewRecorder(w.clock)
 	a := w.log(rec)
 	var text strings.Builder
+	from := rec
 	section := func(title string, do func() error) {
-		rec.Reset()
+		from.Reset()
 		err := do()
 		text.WriteString("# " + title + "\n")
-		for _, line := range rec.Transcript() {
+		for _, line := range from.Transcript() {
 			text.WriteString(sizes.ReplaceAllString(line, "$1") + "\n")
 		}
 		if err != nil {
@@ -53,8 +54,9 @@ func TestTranscript(t *testing.T) {
 	w.add(w.log(), 1)
 	section("append against another writer's entry", appending(a, decide(checkpoint.Commit, 1)))
 	section("head", reading(a))
-	stale := staleBy(w, rec, 2)
-	section("head through a listing that lags by two", reading(w.log(stale)))
+	from = blobtest.NewRecorder(staleBy(w, 2))
+	section("head through a listing that lags by two", reading(w.log(from)))
+	from = rec
 
 	w.claim(w.log())
 	section("append by an owner that was replaced", appending(a, decide(checkpoint.Commit, 1)))
@@ -80,13 +82,12 @@ func TestTranscript(t *testing.T) {
 // sizes are left out: times in entries have no fixed length.
 var sizes = regexp.MustCompile(`^(put \S+) \d+`)
 
-// staleBy makes a listing lag behind the newest n entries.
-func staleBy(w *world, rec *blobtest.Recorder, n int) *blobtest.Stale {
-	s := blobtest.NewStale(rec, n)
+// staleBy adds n entries and returns a driver whose listings do not show them.
+func staleBy(w *world, n int) *blobtest.Stale {
+	s := blobtest.NewStale(w.clock, n)
 	l := w.log(s)
 	for range n {
 		w.add(l, 1)
 	}
-	rec.Reset()
 	return s
 }

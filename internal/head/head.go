@@ -192,9 +192,20 @@ func (s *State) admit(c *Commit) error {
 	return nil
 }
 
+// follows is admit for what becomes a checkpoint: ids and sequences only grow (P1).
+func (s *State) follows(c *Commit) error {
+	if err := s.admit(c); err != nil {
+		return err
+	}
+	if c.Checkpoint.Sequence <= s.Sequence || c.Checkpoint.ID <= s.LastID {
+		return fmt.Errorf("checkpoint %s was begun before %s was known: %w", c.Checkpoint.ID, s.LastID, sentinel.Conflict)
+	}
+	return nil
+}
+
 // Commit publishes an attempt and applies retention in the same step (P5e).
 func (s *State) Commit(c *Commit) (*State, error) {
-	if err := s.admit(c); err != nil {
+	if err := s.follows(c); err != nil {
 		return nil, err
 	}
 	n := s.clone()
@@ -208,7 +219,7 @@ func (s *State) Commit(c *Commit) (*State, error) {
 
 // Prepare makes an attempt permanent before the application publishes it (P6).
 func (s *State) Prepare(c *Commit) (*State, error) {
-	if err := s.admit(c); err != nil {
+	if err := s.follows(c); err != nil {
 		return nil, err
 	}
 	n := s.clone()
@@ -219,18 +230,19 @@ func (s *State) Prepare(c *Commit) (*State, error) {
 }
 
 // Confirm makes the prepared checkpoint id the newest retained one, and drops what
-// was prepared before it (P6). Confirming a retained one changes nothing.
+// was prepared before it (P6). One that is retained already, as after a crash between
+// the two, stays where it is.
 func (s *State) Confirm(id string, drop bool, forget, cleaned []string, keepLast int, slot uint64, now time.Time) (*State, error) {
 	n := s.clone()
 	n.forgetCleaned(cleaned)
-	if s.Find(id) != nil {
-		return n, nil
+	cp := s.Find(id)
+	known := cp != nil
+	if i := slices.IndexFunc(s.Prepared, func(c Checkpoint) bool { return c.ID == id }); i >= 0 {
+		cp = &s.Prepared[i]
 	}
-	i := slices.IndexFunc(s.Prepared, func(c Checkpoint) bool { return c.ID == id })
-	if i < 0 {
+	if cp == nil {
 		return nil, fmt.Errorf("checkpoint %s was not prepared here: %w", id, sentinel.Conflict)
 	}
-	cp := s.Prepared[i]
 	n.Prepared = slices.DeleteFunc(n.Prepared, func(c Checkpoint) bool {
 		if c.ID == id {
 			return true
@@ -241,7 +253,10 @@ func (s *State) Confirm(id string, drop bool, forget, cleaned []string, keepLast
 		}
 		return lower
 	})
-	n.retain(cp)
+	if known {
+		return n, nil
+	}
+	n.retain(*cp)
 	n.forget(forget)
 	n.keepLast(keepLast, slot, now)
 	return n, nil
@@ -333,7 +348,9 @@ func (s *State) retain(c Checkpoint) {
 	}
 	s.Retained = slices.Insert(s.Retained, at, c)
 	for _, name := range c.Stores {
-		s.Holders[name] = c.ID
+		if old := s.Find(s.Holders[name]); old == nil || old.Sequence < c.Sequence {
+			s.Holders[name] = c.ID
+		}
 	}
 }
 

@@ -17,12 +17,12 @@ var small = map[string]Bounds{
 // large bounds take minutes and a gigabyte; those with States are not complete.
 var large = map[string]Bounds{
 	"everything, short log":           {Slots: 3, Attempts: 2, Claims: 2, Ghosts: 1, Sweeper: true, Pruner: true, Restorer: true, Expiry: true},
-	"everything":                      {Slots: 6, Attempts: 3, Claims: 2, Ghosts: 1, Sweeper: true, Pruner: true, Restorer: true, Expiry: true, States: 8e6},
-	"all but restorer and expiry":     {Slots: 5, Attempts: 2, Claims: 2, Ghosts: 1, Sweeper: true, Pruner: true, States: 8e6},
-	"two owners, three attempts":      {Slots: 6, Attempts: 3, Claims: 2, Sweeper: true, Pruner: true, States: 8e6},
-	"three claims":                    {Slots: 6, Attempts: 2, Claims: 3, Sweeper: true, Ghosts: 1, States: 8e6},
-	"two owners, pruner and restorer": {Slots: 6, Attempts: 3, Claims: 2, Pruner: true, Restorer: true, States: 8e6},
-	"one owner, everything, longer":   {Slots: 6, Attempts: 3, Claims: 1, Ghosts: 1, Sweeper: true, Pruner: true, Restorer: true, Expiry: true, States: 8e6},
+	"everything":                      {Slots: 6, Attempts: 3, Claims: 2, Ghosts: 1, Sweeper: true, Pruner: true, Restorer: true, Expiry: true, States: 4e6},
+	"all but restorer and expiry":     {Slots: 5, Attempts: 2, Claims: 2, Ghosts: 1, Sweeper: true, Pruner: true},
+	"two owners, three attempts":      {Slots: 6, Attempts: 3, Claims: 2, Sweeper: true, Pruner: true, States: 4e6},
+	"three claims":                    {Slots: 6, Attempts: 2, Claims: 3, Sweeper: true, Ghosts: 1, States: 4e6},
+	"two owners, pruner and restorer": {Slots: 6, Attempts: 3, Claims: 2, Pruner: true, Restorer: true},
+	"one owner, everything, longer":   {Slots: 6, Attempts: 3, Claims: 1, Ghosts: 1, Sweeper: true, Pruner: true, Restorer: true, Expiry: true, States: 4e6},
 }
 
 // The protocol keeps its promises (I1, I3, I4) in every interleaving of P2 to P5, P8 to
