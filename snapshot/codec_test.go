@@ -60,7 +60,7 @@ func TestRecords(t *testing.T) {
 		chunks := 0
 		for _, r := range records {
 			part := x.Entries[r.entry].Chunks[r.from:r.to]
-			if chunks += len(part); len(part) > groupChunks {
+			if chunks += len(part); len(part) > 1024 {
 				t.Errorf("record of %d chunks", len(part))
 			}
 			for i := range part {

@@ -167,6 +167,12 @@ func TestContentIDIsStable(t *testing.T) {
 	if got := ContentID(&e).String(); got != want {
 		t.Errorf("got %s, want %s", got, want)
 	}
+	x := big(1000, MinChunkSize)
+	long := &x.Entries[len(x.Entries)-1]
+	want1000 := Sum(appendContent([]byte("snapferry content 1\n\x00\x00\xfa\x00\x00\x00\x00\x00\x00\x40\x00\x00"), long.Chunks))
+	if got := ContentID(long); got != want1000 {
+		t.Errorf("1000 chunks: got %s, want %s", got, want1000)
+	}
 }
 
 func TestFilter(t *testing.T) {

@@ -70,6 +70,25 @@ func TestUnknown(t *testing.T) {
 	}
 }
 
+// The table of blobs is sorted and does not name the index itself.
+func TestRootBlobTable(t *testing.T) {
+	for name, keys := range map[string][]string{
+		"unsorted": {"b", "a"}, "twice": {"a", "a"}, "own": {"a", testKey}, "bad key": {"a", "b//c"},
+	} {
+		r := Root{}
+		for _, key := range keys {
+			r.Blobs = append(r.Blobs, BlobUse{key, 1})
+		}
+		data, _, err := r.encode(testKey)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := DecodeRoot(data, testKey); !errors.Is(err, ErrCorrupt) {
+			t.Errorf("%s: %v", name, err)
+		}
+	}
+}
+
 func TestFieldMissing(t *testing.T) {
 	object, root := mustEncode(t, flat(3), testKey, nil)
 	body, tail, _, err := rootKind.open(object[:root.Size])
@@ -169,7 +188,7 @@ func TestContinuationOverSegments(t *testing.T) {
 	more := func(path string) []byte {
 		return body(1, 1, path, "", slices.Concat([]byte("b"), []byte{flagContinuation, 1, 1}, chunk)...)
 	}
-	two := body(2, 1, "ac", "", slices.Concat([]byte("b"), []byte{flagContinuation, 1, 1}, chunk, []byte{flagContinuation, 1, 1}, chunk)...)
+	two := body(2, 1, "ca", "", slices.Concat([]byte("b"), []byte{flagContinuation, 1, 1}, chunk, []byte{flagContinuation, 1, 1}, chunk)...)
 	tests := []struct {
 		name   string
 		bodies [][]byte

@@ -11,7 +11,7 @@ import (
 	"github.com/zeebo/blake3"
 )
 
-// The layout of the file is docs/format-cache.md.
+// The layout of the file is docs/format.md.
 const (
 	tableMagic = "SFIDC\x00\x00\x01"
 

@@ -8,7 +8,7 @@
 // it leaves a file in .tmp, which is no object and which SweepTemp removes. Nothing
 // expires here: a TTL is ignored and RemoveTTL checks existence only.
 //
-// How keys become file names is written in docs/format-blob.md; keys of
+// How keys become file names is written in docs/format.md; keys of
 // [A-Za-z0-9._-] and slashes are their own paths, so a person can read the tree.
 //
 // Errors say what to do about them: no space, no quota and a read-only file system are

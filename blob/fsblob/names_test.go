@@ -10,7 +10,7 @@ import (
 	"github.com/snapferry/snapferry/blob"
 )
 
-// The mapping is a format: these never change (docs/format-blob.md).
+// The mapping is a format: these never change (docs/format.md).
 func TestPath(t *testing.T) {
 	long := strings.Repeat("x", 240)
 	tests := []struct{ key, path string }{
