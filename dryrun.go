@@ -39,11 +39,9 @@ func dryRun(ctx context.Context, id TaskID, blobs *blob.Store, checkpoints *chec
 	p := &Pending{task: t}
 	defer func() { err = errors.Join(err, p.end()) }()
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
-		img, err := sources[name].Freeze(ctx)
-		if err != nil {
+		if err := p.freeze(ctx, name, sources[name]); err != nil {
 			return nil, err
 		}
-		p.images = append(p.images, &frozen{name, img})
 	}
 	p.sources = sources
 	t.epoch = t.state.State.Epoch + 1

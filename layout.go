@@ -173,7 +173,7 @@ func checkBind(ctx context.Context, blobs *blob.Store, id TaskID, want bind) err
 		return err
 	}
 	if got.Checkpoints != want.Checkpoints {
-		return fmt.Errorf("task %s keeps its checkpoints in %s, not in %s; name that one with --checkpoints: %w", id, got.Checkpoints, want.Checkpoints, ErrForeign)
+		return fmt.Errorf("task %s keeps its checkpoints in %s, not in %s; open it with that store: %w", id, got.Checkpoints, want.Checkpoints, ErrForeign)
 	}
 	if want.Mode != "" && got.Mode != want.Mode {
 		return fmt.Errorf("task %s publishes its checkpoints in %s mode, not %s: %w", id, got.Mode, want.Mode, ErrConflict)

@@ -305,13 +305,7 @@ func (t *Task) Snapshot(ctx context.Context, sources map[string]source.Source, o
 	}
 	p := &Pending{task: t, offsets: maps.Clone(offsets), sources: maps.Clone(sources), began: start}
 	for _, name := range slices.Sorted(maps.Keys(sources)) {
-		img, err := sources[name].Freeze(ctx)
-		if err == nil {
-			p.images = append(p.images, &frozen{name, img})
-			err = restoredWhole(img)
-		}
-		if err != nil {
-			err = fmt.Errorf("store %s: %w", name, err)
+		if err := p.freeze(ctx, name, sources[name]); err != nil {
 			return nil, wrap("snapshot", t.id.String(), errors.Join(err, p.end()))
 		}
 	}
@@ -320,10 +314,23 @@ func (t *Task) Snapshot(ctx context.Context, sources map[string]source.Source, o
 	return p, nil
 }
 
+func (p *Pending) freeze(ctx context.Context, name string, src source.Source) error {
+	img, err := src.Freeze(ctx)
+	if err == nil {
+		p.images = append(p.images, &frozen{name, img})
+		err = restoredWhole(img)
+	}
+	if err != nil {
+		return fmt.Errorf("store %s: %w", name, err)
+	}
+	return nil
+}
+
 // restoredWhole refuses a store that an interrupted restore of several has left in a
 // state that never was (S7).
 func restoredWhole(img source.Image) error {
-	if img.CacheKey() == "" {
+	single := len(img.Entries()) > 0 && img.Entries()[0].Path != ""
+	if single || img.CacheKey() == "" {
 		return nil
 	}
 	return place.Unfinished(img.CacheKey())

@@ -21,6 +21,9 @@ var (
 	ErrUnsupported = sentinel.Unsupported
 	// ErrClosed says that the Store was closed.
 	ErrClosed = sentinel.Closed
+	// ErrNoEffect says that a failed Put has certainly stored nothing: the disk was full,
+	// say. Without it an object may be there after an error.
+	ErrNoEffect = sentinel.NoEffect
 )
 
 // Driver is what an object store has to do for a Store. Callers hold a *Store; only
@@ -41,7 +44,7 @@ type Driver interface {
 	// number of racing writers succeeds and the others get fs.ErrExist, and an object
 	// that was reported as existing is durable. Without it an existing object is
 	// replaced atomically. After any other error the object may be there or not, but
-	// never in part.
+	// never in part; with ErrNoEffect it is not.
 	Put(ctx context.Context, key string, body Body, opts PutOptions) error
 	// Get opens length bytes from offset on; length < 0 means to the end. A range that
 	// reaches past the end gives the bytes that there are, one that starts there gives

@@ -43,7 +43,7 @@ type Driver interface {
 	// in the log and never will be. ErrFenced says that the slot's name had been used and
 	// removed before, so that e is not in the log although its name was free; nothing
 	// may be deleted on the strength of it. An error that wraps fs.ErrInvalid,
-	// fs.ErrPermission or ErrClosed says that this call changed nothing. After any other
+	// fs.ErrPermission, ErrNoEffect or ErrClosed says that this call changed nothing. After any other
 	// error the outcome is unknown; calling Append again with the same entry finds out.
 	Append(ctx context.Context, task TaskID, e *Entry) error
 

@@ -16,6 +16,8 @@ var (
 	ErrConflict = sentinel.Conflict
 	// ErrUnknown says that an entry may or may not have been committed.
 	ErrUnknown = sentinel.Unknown
+	// ErrNoEffect says that an append that failed has certainly changed nothing.
+	ErrNoEffect = sentinel.NoEffect
 	// ErrClosed says that the store was closed.
 	ErrClosed = sentinel.Closed
 )

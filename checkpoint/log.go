@@ -245,7 +245,7 @@ func (l *Log) settle(ctx context.Context) (*Entry, error) {
 // changedNothing reports the errors with which a driver promises that the call that
 // returned them changed nothing. Earlier calls may have.
 func changedNothing(err error) bool {
-	return errors.Is(err, fs.ErrInvalid) || errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrClosed)
+	return errors.Is(err, fs.ErrInvalid) || errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrClosed) || errors.Is(err, ErrNoEffect)
 }
 
 // lasting reports errors that waiting does not cure.

@@ -14,6 +14,11 @@ func isAbsent(err error) bool {
 	return errors.Is(err, fs.ErrNotExist) || errors.Is(err, syscall.ENOTDIR) || errors.Is(err, syscall.ELOOP)
 }
 
+// isFull is for an error that says there is no room, before anything was done.
+func isFull(err error) bool {
+	return errors.Is(err, syscall.ENOSPC) || errors.Is(err, syscall.EDQUOT)
+}
+
 // bare drops the operation and path from an error whose caller names them better.
 func bare(err error) error {
 	if p, ok := errors.AsType[*fs.PathError](err); ok {

@@ -313,7 +313,7 @@ func TestSyncFails(t *testing.T) {
 		d.sync = func(*os.File) error { return syscall.EIO }
 		for _, key := range []string{"old", "new"} {
 			err := d.Put(t.Context(), key, blob.Bytes([]byte("2")), blob.PutOptions{})
-			if !errors.Is(err, syscall.EIO) || blob.IsRetriable(err) {
+			if !errors.Is(err, syscall.EIO) || blob.IsRetriable(err) || !errors.Is(err, blob.ErrNoEffect) {
 				t.Errorf("put %s: %v", key, err)
 			}
 		}
@@ -328,7 +328,8 @@ func TestSyncFails(t *testing.T) {
 func TestBodyErrorKeepsItsName(t *testing.T) {
 	d := open(t, t.TempDir(), Options{})
 	body := blob.Body{Size: 1, Open: func() (io.ReadCloser, error) { return nil, syscall.ENOSPC }}
-	if err := d.Put(t.Context(), "k", body, blob.PutOptions{}); err != syscall.ENOSPC {
+	err := d.Put(t.Context(), "k", body, blob.PutOptions{})
+	if !errors.Is(err, syscall.ENOSPC) || err.Error() != syscall.ENOSPC.Error() {
 		t.Errorf("got %v", err)
 	}
 }

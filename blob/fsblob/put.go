@@ -52,13 +52,21 @@ func (d *Driver) put(ctx context.Context, target string, body blob.Body, ifAbsen
 	defer t.discard()
 	// An error of the body is not of this file system, so it stays as it is.
 	if err := body.Copy(ctx, &writer{ctx: ctx, f: t.File, root: d.root}); err != nil {
-		return err
+		return noEffect(err)
 	}
 	if err := d.sync(t.File); err != nil {
-		return fmt.Errorf("not stored, its bytes did not reach the disk: %w", explain(err, d.root))
+		return noEffect(fmt.Errorf("not stored, its bytes did not reach the disk: %w", explain(err, d.root)))
 	}
 	return explain(d.publish(ctx, t, target, ifAbsent), d.root)
 }
+
+// noEffect marks an error from before the file has its name.
+func noEffect(err error) error { return &inert{err} }
+
+// inert reads like the error it marks.
+type inert struct{ error }
+
+func (e *inert) Unwrap() []error { return []error{e.error, blob.ErrNoEffect} }
 
 // writer writes large parts that lie well in memory past the page cache: that takes a
 // tenth of the processor time, and leaves the pages that the application needs where
@@ -161,6 +169,9 @@ func (d *Driver) publish(ctx context.Context, t *temp, target string, ifAbsent b
 // published syncs the name; a directory that is gone held an object that somebody has
 // deleted since.
 func (d *Driver) published(dir string, err error) error {
+	if isFull(err) {
+		return noEffect(err)
+	}
 	if err != nil {
 		return err
 	}

@@ -55,7 +55,7 @@ func (d *Driver) create(ctx context.Context, k string, data []byte) error {
 // unsettled hides from err what would make it look like "this call changed nothing":
 // a LIST that is refused after the PUT, for one, says nothing about the PUT.
 func unsettled(err error) error {
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, checkpoint.ErrClosed) {
+	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, checkpoint.ErrClosed) || errors.Is(err, checkpoint.ErrNoEffect) {
 		return errors.New(err.Error())
 	}
 	return err

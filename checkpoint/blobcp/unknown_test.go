@@ -160,13 +160,19 @@ func TestClaimWithLostAnswers(t *testing.T) {
 
 // A refusal of the only try is an answer: nothing is in the log, nothing is unknown.
 func TestRefusalIsDefinite(t *testing.T) {
+	for _, refusal := range []error{fs.ErrPermission, blob.ErrNoEffect} { // the latter from a full disk
+		t.Run(refusal.Error(), func(t *testing.T) { testRefusalIsDefinite(t, refusal) })
+	}
+}
+
+func testRefusalIsDefinite(t *testing.T, refusal error) {
 	w := newWorld(t)
 	p := &puts{clock: w.clock}
 	l := w.log(p)
 	w.claim(l)
-	p.on(func(int, func() error) error { return fs.ErrPermission })
+	p.on(func(int, func() error) error { return refusal })
 	_, err := l.Append(t.Context(), decide(checkpoint.Commit, 1))
-	w.wantErr("refused commit", err, fs.ErrPermission)
+	w.wantErr("refused commit", err, refusal)
 	if errors.Is(err, checkpoint.ErrUnknown) {
 		t.Errorf("refused commit is unknown: %v", err)
 	}

@@ -6,18 +6,16 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"os"
 	"slices"
-	"time"
 
 	"github.com/spf13/cobra"
 
 	"github.com/snapferry/snapferry"
-	"github.com/snapferry/snapferry/internal/place"
+	"github.com/snapferry/snapferry/checkpoint"
+	"github.com/snapferry/snapferry/checkpoint/blobcp"
 	"github.com/snapferry/snapferry/source"
 )
-
-// publishTime is how long a publish whose answer was lost is tried again (P3.5).
-const publishTime = 2 * time.Minute
 
 type backupVerb struct {
 	app       *app
@@ -62,11 +60,11 @@ func (v *backupVerb) flags(cmd *cobra.Command) {
 	v.repo.bindTask(cmd)
 	v.repo.bindRate(cmd)
 	f := cmd.Flags()
-	f.StringArrayVar(&v.offsets, "offset", nil, "K=V: where the application's input stands (may be repeated)")
+	f.StringArrayVar(&v.offsets, "offset", nil, "`K=V`: where the application's input stands (may be repeated)")
 	f.Var(&v.keepLast, "keep-last", "drop all but the newest N checkpoints (default keep all)")
-	f.StringVar(&v.ifRunning, "if-running", "preempt", "preempt|fail: whether to end with exit 4 when another backup of the task wrote within 10 minutes")
-	f.StringArrayVar(&v.exclude, "exclude", nil, "GLOB of files and directories to leave out (may be repeated)")
-	f.StringArrayVar(&v.forget, "forget-store", nil, "NAME of a store that is gone for good: its last checkpoint need not be kept (may be repeated)")
+	f.StringVar(&v.ifRunning, "if-running", "preempt", "`preempt|fail`: whether to end with exit 4 when another backup of the task wrote within 10 minutes")
+	f.StringArrayVar(&v.exclude, "exclude", nil, "leave out what matches `GLOB`: a name at any depth, or a path if it has a slash (may be repeated)")
+	f.StringArrayVar(&v.forget, "forget-store", nil, "`NAME` of a store that is gone for good: its last checkpoint need not be kept (may be repeated)")
 	f.BoolVar(&v.dryRun, "dry-run", false, "say what would be sent, and change nothing")
 	_ = cmd.RegisterFlagCompletionFunc("if-running", cobra.FixedCompletions([]string{"preempt", "fail"}, cobra.ShellCompDirectiveNoFileComp))
 }
@@ -84,12 +82,17 @@ func (v *backupVerb) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	for _, name := range v.forget {
+		if _, ok := rules[name]; ok {
+			return usagef("--forget-store %s: that store is being backed up", name)
+		}
+	}
 	repo, err := v.open(ctx, rules)
 	if err != nil {
 		return err
 	}
 	defer repo.close()
-	opts.CacheDir = v.app.cacheDir()
+	opts.CacheDir = v.cacheDir()
 
 	show := v.app.startProgress("read")
 	opts.Observer = show.observer()
@@ -104,6 +107,19 @@ func (v *backupVerb) run(ctx context.Context, args []string) error {
 		return err
 	}
 	return v.print(id, report)
+}
+
+// cacheDir makes the directory of the identity caches, and warns if there is none.
+func (v *backupVerb) cacheDir() string {
+	dir, err := v.app.cacheDir()
+	if err == nil && !v.dryRun {
+		err = os.MkdirAll(dir, 0o700)
+	}
+	if err != nil {
+		v.app.warn("no cache, so every file is read each time: %v", err)
+		return ""
+	}
+	return dir
 }
 
 // options checks the flags.
@@ -153,20 +169,19 @@ func (v *backupVerb) open(ctx context.Context, rules map[string]rule) (*reposito
 func (v *backupVerb) sources(rules map[string]rule) map[string]source.Source {
 	sources := map[string]source.Source{}
 	for name, r := range rules {
-		sources[name] = source.Dir(r.path, &source.DirOptions{Exclude: v.exclude, Unfinished: place.Unfinished})
+		sources[name] = source.Dir(r.path, &source.DirOptions{Exclude: v.exclude})
 	}
 	return sources
 }
 
 // backup takes the task, freezes the stores and commits them.
 func (v *backupVerb) backup(ctx context.Context, id snapferry.TaskID, repo *repository, opts *snapferry.Options, sources map[string]source.Source, offsets map[string]string) (_ *snapferry.CommitReport, err error) {
-	limited, cancel := context.WithCancelCause(ctx)
-	defer cancel(nil)
-	clock := time.AfterFunc(publishTime, func() { cancel(errNoAnswer) })
-	clock.Stop()
-	opts.Observer.Published = func(snapferry.Published) { clock.Stop() }
+	ctx, giveUp := context.WithCancelCause(ctx)
+	defer giveUp(nil)
+	cps := checkpoint.New(newPatience(blobcp.New(repo.blobs, repo.info.ID), giveUp, v.app.warn), nil)
+	defer func() { err = errors.Join(err, cps.Close()) }()
 
-	task, err := snapferry.Open(ctx, id, repo.blobs, repo.cps, opts)
+	task, err := snapferry.Open(ctx, id, repo.blobs, cps, opts)
 	if err != nil {
 		return nil, err
 	}
@@ -178,16 +193,8 @@ func (v *backupVerb) backup(ctx context.Context, id snapferry.TaskID, repo *repo
 	if err != nil {
 		return nil, err
 	}
-	if _, err := pending.Upload(ctx); err != nil {
-		return nil, err
-	}
-	// The engine tries to publish as long as the context lives.
-	clock.Reset(publishTime)
-	return pending.Publish(limited)
+	return pending.Commit(ctx)
 }
-
-// errNoAnswer ends a publish that got no answer in time.
-var errNoAnswer = fmt.Errorf("no answer from the repository in %s", publishTime)
 
 // compareStores forgets the stores that are to be forgotten and warns of others that
 // the last checkpoint had and this one will not.
@@ -199,11 +206,6 @@ func (v *backupVerb) compareStores(task *snapferry.Task, sources map[string]sour
 	for _, name := range before {
 		if _, ok := sources[name]; !ok && !slices.Contains(v.forget, name) {
 			v.app.warn("the last checkpoint had a store %s and this one has not; its newest checkpoint is kept (--forget-store %s ends that)", name, name)
-		}
-	}
-	for _, name := range v.forget {
-		if _, ok := sources[name]; ok {
-			return usagef("--forget-store %s: that store is being backed up", name)
 		}
 	}
 	if len(v.forget) == 0 {

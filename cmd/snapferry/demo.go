@@ -10,6 +10,7 @@ import (
 	"strconv"
 	"time"
 
+	"github.com/cockroachdb/pebble/v2"
 	"github.com/spf13/cobra"
 
 	"github.com/snapferry/snapferry"
@@ -182,6 +183,11 @@ func (d *demo) live(ctx context.Context, blobs *blob.Store, checkpoints *checkpo
 // lock is held from before the offset is read until Snapshot returns, so that the
 // store and the offset are one cut (S1). Commit runs beside the service.
 func (d *demo) commit(ctx context.Context, task *snapferry.Task, s *service) error {
+	// Snapshot makes every write durable. Most of that work can be done before.
+	if err := s.db.LogData(nil, pebble.Sync); err != nil {
+		return err
+	}
+
 	s.mu.Lock()
 	start := time.Now()
 	offset := s.offset

@@ -73,6 +73,10 @@ func classify(err error) (code int, hint string) {
 	if e, ok := errors.AsType[*reported](err); ok {
 		return e.code, ""
 	}
+	// What is unknown while a task is opened is the claim: it commits nothing.
+	if e, ok := errors.AsType[*snapferry.Error](err); ok && e.Op == "open" && errors.Is(err, snapferry.ErrUnknown) {
+		return exitFailed, "nothing was committed; run it again when the repository works"
+	}
 	for _, f := range failures {
 		if errors.Is(err, f.is) {
 			return f.code, f.hint
@@ -91,7 +95,7 @@ func (a *app) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	case code == exitFailed && wasInterrupted(ctx, err):
 		text, hint = interruption(cmd.Name()), ""
 	}
-	if hint != "" && !strings.Contains(text, hint) {
+	if hint != "" && !advises(text) {
 		text += " (" + hint + ")"
 	}
 	fmt.Fprintf(a.stderr, "snapferry: %s\n", text)
@@ -99,6 +103,11 @@ func (a *app) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 		a.printFailure(cmd.Name(), code, text, err)
 	}
 	return code
+}
+
+// advises tells whether a message says already what to do about it.
+func advises(text string) bool {
+	return strings.Contains(text, "; run ") || strings.Contains(text, ": check ") || strings.Contains(text, "; wait") || strings.Contains(text, "; stop ")
 }
 
 // failure is what --json prints instead of a result.

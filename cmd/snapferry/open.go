@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io/fs"
 	"net/url"
-	"os"
 	"path/filepath"
 	"regexp"
 	"slices"
@@ -82,14 +81,25 @@ func localDir(repo string) (string, bool) {
 		}
 		repo = u.Path
 	}
-	abs, err := filepath.Abs(repo)
+	return realPath(repo), true
+}
+
+// realPath returns an absolute path without symbolic links, as far as it exists.
+func realPath(path string) string {
+	abs, err := filepath.Abs(path)
 	if err != nil {
-		return "", false
+		return filepath.Clean(path)
 	}
-	if real, err := filepath.EvalSymlinks(abs); err == nil {
-		abs = real
+	rest := ""
+	for dir := abs; ; dir = filepath.Dir(dir) {
+		if real, err := filepath.EvalSymlinks(dir); err == nil {
+			return filepath.Join(real, rest)
+		}
+		if dir == filepath.Dir(dir) {
+			return abs
+		}
+		rest = filepath.Join(filepath.Base(dir), rest)
 	}
-	return abs, true
 }
 
 // repoFlags are the flags of every verb that opens a repository.
@@ -102,20 +112,20 @@ type repoFlags struct {
 
 func (f *repoFlags) bind(a *app, cmd *cobra.Command) {
 	f.app = a
-	cmd.Flags().StringVar(&f.url, "repo", "", "repository: a path, file:///DIR or mem: (default $SNAPFERRY_REPO)")
+	cmd.Flags().StringVar(&f.url, "repo", "", "`URL` of the repository: a path, file:///DIR or mem: (default $SNAPFERRY_REPO)")
 	a.outputFlags(cmd)
 }
 
 // bindTask adds the flags that name one task.
 func (f *repoFlags) bindTask(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.job, "job", "default", "the service whose state it is")
-	cmd.Flags().StringVar(&f.task, "task", "default", "the owner of the state within the job: an instance, shard or partition")
+	cmd.Flags().StringVar(&f.job, "job", "default", "`NAME` of the service whose state it is")
+	cmd.Flags().StringVar(&f.task, "task", "default", "`NAME` of the owner of the state within the job: an instance, shard or partition")
 }
 
 // bindFilter adds the flags that pick tasks; without them it is all.
 func (f *repoFlags) bindFilter(cmd *cobra.Command) {
-	cmd.Flags().StringVar(&f.job, "job", "", "only this job (default all)")
-	cmd.Flags().StringVar(&f.task, "task", "", "only this task (default all)")
+	cmd.Flags().StringVar(&f.job, "job", "", "only the job `NAME` (default all)")
+	cmd.Flags().StringVar(&f.task, "task", "", "only the task `NAME` (default all)")
 }
 
 func (f *repoFlags) bindRate(cmd *cobra.Command) {
@@ -262,23 +272,16 @@ func (f *repoFlags) withRepo(ctx context.Context, opts *snapferry.RepoOptions, d
 	return errors.Join(do(repo), repo.Close())
 }
 
-// cacheDir returns where the identity caches lie, or "" and says why there is none.
-func (a *app) cacheDir() string {
-	dir := a.getenv("SNAPFERRY_CACHE")
-	if dir == "" {
-		switch xdg, home := a.getenv("XDG_CACHE_HOME"), a.getenv("HOME"); {
-		case filepath.IsAbs(xdg):
-			dir = filepath.Join(xdg, "snapferry")
-		case filepath.IsAbs(home):
-			dir = filepath.Join(home, ".cache", "snapferry")
-		default:
-			a.warn("no cache: every file is read each time (set SNAPFERRY_CACHE, XDG_CACHE_HOME or HOME)")
-			return ""
-		}
+// cacheDir returns where the identity caches lie.
+func (a *app) cacheDir() (string, error) {
+	if dir := a.getenv("SNAPFERRY_CACHE"); dir != "" {
+		return dir, nil
 	}
-	if err := os.MkdirAll(dir, 0o700); err != nil {
-		a.warn("no cache: every file is read each time (%v; set SNAPFERRY_CACHE to a directory of yours)", err)
-		return ""
+	if dir := a.getenv("XDG_CACHE_HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, "snapferry"), nil
 	}
-	return dir
+	if dir := a.getenv("HOME"); filepath.IsAbs(dir) {
+		return filepath.Join(dir, ".cache", "snapferry"), nil
+	}
+	return "", errors.New("set SNAPFERRY_CACHE, XDG_CACHE_HOME or HOME to a directory")
 }

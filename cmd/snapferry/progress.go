@@ -55,6 +55,9 @@ func (p *progress) stop(done bool) {
 		return
 	}
 	for _, t := range p.tracks {
+		if t.bar == nil {
+			continue
+		}
 		if done {
 			t.bar.SetTotal(-1, true)
 		} else {
@@ -91,12 +94,11 @@ func (p *progress) plan(store string, n, bytes int64) {
 	defer p.mu.Unlock()
 	t := p.trackLocked(store)
 	*t = track{files: n, bytes: bytes, spoken: time.Now(), bar: t.bar}
-	if t.bar != nil {
-		t.bar.SetTotal(max(bytes, 1), false)
-		t.bar.SetCurrent(0)
+	if p.pool == nil {
+		p.app.note("%s: %s to %s, %s", store, files(n), p.verb, size(bytes))
 		return
 	}
-	p.app.note("%s: %s to %s, %s", store, files(n), p.verb, size(bytes))
+	p.drawLocked(store, t)
 }
 
 // read counts bytes of work whose end nobody knows beforehand.
@@ -104,9 +106,6 @@ func (p *progress) read(n int64) {
 	p.mu.Lock()
 	t := p.trackLocked("data")
 	t.bytes = max(t.bytes, t.doneBytes+n)
-	if t.bar != nil {
-		t.bar.SetTotal(t.bytes+1, false)
-	}
 	p.mu.Unlock()
 	p.advance("data", 0, n, n)
 }
@@ -118,9 +117,8 @@ func (p *progress) advance(store string, n, bytes, moved int64) {
 	t.doneFiles += n
 	t.doneBytes += bytes
 	t.moved += moved
-	if t.bar != nil {
-		// The last byte does not complete the bar: stop does.
-		t.bar.SetCurrent(min(t.doneBytes, max(t.bytes, 1)-1))
+	if p.pool != nil {
+		p.drawLocked(store, t)
 		return
 	}
 	if now := time.Now(); now.Sub(t.spoken) >= linesEvery {
@@ -135,13 +133,23 @@ func (p *progress) trackLocked(store string) *track {
 		t = &track{spoken: time.Now()}
 		p.tracks[store] = t
 	}
-	if p.pool != nil && t.bar == nil {
-		t.bar = p.pool.AddBar(1,
+	return t
+}
+
+// drawLocked brings the bar of a store to where the store is. A store with nothing to
+// move has none. The last byte does not complete a bar: stop does.
+func (p *progress) drawLocked(store string, t *track) {
+	if t.bar == nil {
+		if t.bytes == 0 {
+			return
+		}
+		t.bar = p.pool.AddBar(0,
 			mpb.PrependDecorators(decor.Name(store+" "), decor.Percentage(decor.WC{W: 5})),
 			mpb.AppendDecorators(decor.CountersKibiByte("% .1f / % .1f"), decor.AverageSpeed(decor.SizeB1024(0), "  % .1f")),
 		)
 	}
-	return t
+	t.bar.SetTotal(t.bytes, false)
+	t.bar.SetCurrent(t.doneBytes)
 }
 
 // divert sends notes and warnings through w, nil for standard error itself.

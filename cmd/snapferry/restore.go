@@ -59,10 +59,10 @@ func (v *restoreVerb) flags(cmd *cobra.Command) {
 	v.repo.bindTask(cmd)
 	v.repo.bindRate(cmd)
 	f := cmd.Flags()
-	f.StringVar(&v.at, "at", "latest", "latest, a checkpoint id, or a time (RFC 3339): the newest checkpoint not after it")
-	f.StringVar(&v.store, "store", "", "restore only this store, into DIR itself")
-	f.StringVar(&v.to, "to", "", "DIR to restore into (needed)")
-	f.StringArrayVar(&v.include, "include", nil, "restore only what matches GLOB, into an absent or empty target (may be repeated)")
+	f.StringVar(&v.at, "at", "latest", "`CHECKPOINT`: latest, an id, or a time (RFC 3339) that means the newest checkpoint not after it")
+	f.StringVar(&v.store, "store", "", "restore only the store `NAME`, into DIR itself")
+	f.StringVar(&v.to, "to", "", "`DIR` to restore into (needed)")
+	f.StringArrayVar(&v.include, "include", nil, "restore only what matches `GLOB`, a path or a directory above it, into an absent or empty target (may be repeated)")
 	f.BoolVar(&v.inPlace, "in-place", false, "replace the entries of the target one by one: for mount points, not atomic")
 	f.BoolVar(&v.strictOwner, "strict-owner", false, "fail if an owner cannot be set, instead of a warning")
 	f.BoolVar(&v.dryRun, "dry-run", false, "say what would be fetched and reused, and change nothing")
@@ -76,9 +76,10 @@ func (v *restoreVerb) run(ctx context.Context) error {
 	}
 	show := v.app.startProgress("restore")
 	var report *snapferry.RestoreReport
-	opts := &snapferry.RepoOptions{Observer: show.observer(), CacheDir: v.app.cacheDir()}
+	opts := &snapferry.RepoOptions{Observer: show.observer()}
+	opts.CacheDir, _ = v.app.cacheDir() // without one nothing has to be made void
 	err = v.repo.withRepo(ctx, opts, func(repo *snapferry.Repo) (err error) {
-		if err := v.checkEmpty(ctx, repo, id, at); err != nil {
+		if err := v.checkTargets(ctx, repo, id, at); err != nil {
 			return err
 		}
 		report, err = repo.Restore(ctx, id, at, v.targets(), v.options())
@@ -129,32 +130,60 @@ func (v *restoreVerb) options() *snapferry.RestoreOptions {
 	return o
 }
 
-// checkEmpty refuses to restore a part of a store over something: what is left out
-// would be removed there.
-func (v *restoreVerb) checkEmpty(ctx context.Context, repo *snapferry.Repo, id snapferry.TaskID, at snapferry.At) error {
+// checkTargets refuses targets that a restore would harm: those that hold the
+// repository itself, and with --include those that hold anything, since what is left
+// out would be removed there.
+func (v *restoreVerb) checkTargets(ctx context.Context, repo *snapferry.Repo, id snapferry.TaskID, at snapferry.At) error {
+	local, ok := localDir(v.repo.url)
+	if ok && inside(local, realPath(v.to)) {
+		return usagef("--to %s lies in the repository: choose another place", v.to)
+	}
+	if len(v.include) == 0 && !(ok && inside(realPath(v.to), local)) {
+		return nil
+	}
+	targets, err := v.targetDirs(ctx, repo, id, at)
+	if err != nil {
+		return err
+	}
+	for _, dir := range targets {
+		if ok && inside(realPath(dir), local) {
+			return usagef("the repository lies in %s, which the restore would replace: choose another place", dir)
+		}
+		if err := v.checkEmpty(dir); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// targetDirs returns the directories that will be replaced.
+func (v *restoreVerb) targetDirs(ctx context.Context, repo *snapferry.Repo, id snapferry.TaskID, at snapferry.At) ([]string, error) {
+	if v.store != "" {
+		return []string{v.to}, nil
+	}
+	c, err := repo.Show(ctx, id, at)
+	if err != nil {
+		return nil, err
+	}
+	var dirs []string
+	for _, name := range slices.Sorted(maps.Keys(c.Stores)) {
+		dirs = append(dirs, filepath.Join(v.to, name))
+	}
+	return dirs, nil
+}
+
+func (v *restoreVerb) checkEmpty(dir string) error {
 	if len(v.include) == 0 {
 		return nil
 	}
-	targets := []string{v.to}
-	if v.store == "" {
-		c, err := repo.Show(ctx, id, at)
-		if err != nil {
-			return err
-		}
-		targets = targets[:0]
-		for _, name := range slices.Sorted(maps.Keys(c.Stores)) {
-			targets = append(targets, filepath.Join(v.to, name))
-		}
-	}
-	for _, dir := range targets {
-		entries, err := os.ReadDir(dir)
-		switch {
-		case errors.Is(err, fs.ErrNotExist):
-		case err != nil:
-			return fmt.Errorf("restore %s: %w", dir, err)
-		case len(entries) > 0:
-			return usagef("%s is not empty: --include restores a part, which would remove the rest; name an absent or empty directory", dir)
-		}
+	entries, err := os.ReadDir(dir)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+		return nil
+	case err != nil:
+		return fmt.Errorf("restore %s: %w", dir, err)
+	case len(entries) > 0:
+		return usagef("%s is not empty: --include restores a part, which would remove the rest; name an absent or empty directory", dir)
 	}
 	return nil
 }

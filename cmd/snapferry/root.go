@@ -67,12 +67,13 @@ object; after a failure it is {"error":{"code","op","subject","message"}}.`,
 		SilenceErrors: true,
 		Args:          cobra.ArbitraryArgs, // RunE says it better
 		RunE:          a.noVerb,
+
+		SuggestionsMinimumDistance: 2,
 	}
 	root.SetOut(a.stdout)
 	root.SetErr(a.stderr)
 	root.SetFlagErrorFunc(a.flagError)
 	root.SetVersionTemplate("snapferry {{.Version}}\n")
-	root.SetHelpCommand(&cobra.Command{Use: "no-help", Hidden: true})
 	root.CompletionOptions.DisableDefaultCmd = true
 	root.AddCommand(
 		a.newBackup(), a.newRestore(), a.newInit(), a.newLs(), a.newShow(), a.newVerify(),
@@ -113,7 +114,7 @@ func (a *app) flagError(cmd *cobra.Command, err error) error {
 func verbs(root *cobra.Command) []string {
 	var names []string
 	for _, c := range root.Commands() {
-		if !c.Hidden {
+		if !c.Hidden && c.Name() != "help" {
 			names = append(names, c.Name())
 		}
 	}

@@ -42,8 +42,8 @@ beside it stands a field with "_base64" after its name that has the exact bytes.
 	v.repo.bind(a, cmd)
 	v.repo.bindTask(cmd)
 	f := cmd.Flags()
-	f.StringVar(&v.at, "at", "", "latest, a checkpoint id, or a time (RFC 3339): the newest checkpoint not after it")
-	f.StringVar(&v.store, "store", "", "only this store")
+	f.StringVar(&v.at, "at", "", "`CHECKPOINT`: latest, an id, or a time (RFC 3339) that means the newest checkpoint not after it")
+	f.StringVar(&v.store, "store", "", "only the store `NAME`")
 	f.BoolVar(&v.files, "files", false, "print every file")
 	return cmd
 }

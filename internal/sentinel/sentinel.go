@@ -18,6 +18,8 @@ var (
 	Conflict = errors.New("conflict")
 	// Unknown says that an action may or may not have been committed.
 	Unknown = errors.New("outcome unknown")
+	// NoEffect says that a call that failed has changed nothing, whatever the reason.
+	NoEffect = errors.New("nothing was changed")
 	// Busy says that the same thing is already being done.
 	Busy = errors.New("busy")
 	// Closed says that the handle was closed.
