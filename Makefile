@@ -23,6 +23,11 @@ limit = timeout --kill-after=20s $(1)
 # need COMMAND PACKAGES: installs PACKAGES when COMMAND is missing.
 need = command -v $(1) >/dev/null || { apt-get update -qq && apt-get install -y -qq --no-install-recommends $(2); }
 
+# want COMMAND PACKAGES: the same where that is possible; the tests that use COMMAND are skipped elsewhere.
+want = command -v $(1) >/dev/null || PATH=$$PATH:/usr/sbin:/sbin command -v $(1) >/dev/null || \
+  { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends $(2) >/dev/null; } || \
+  echo "$(1) is missing: the tests that use it are skipped"
+
 .PHONY: help build test test-all portable race chaos fuzz bench check clean
 
 help: ## this list
@@ -32,6 +37,8 @@ build: ## the command, in bin/snapferry
 	$(GO) build -trimpath -o bin/snapferry ./cmd/snapferry
 
 test: ## all tests, in their ordinary length
+	@$(call want,mkfs.xfs,xfsprogs)
+	$(call want,mkfs.btrfs,btrfs-progs)
 	$(call limit,870) $(GO) test -timeout 8m $(PKG)
 
 test-all: portable ## all tests again, uncached and longer (SNAPFERRY_LONG=1), and builds for other platforms

@@ -47,7 +47,8 @@ type Compared struct {
 	ToReadFiles, ToReadBytes     int64
 	RetainedFiles, RetainedBytes int64
 	RemovedFiles, RemovedBytes   int64
-	AddedDirs, RemovedDirs       int64
+	// Directories: AddedDirs are not in the last snapshot, RetainedDirs are.
+	AddedDirs, RetainedDirs, RemovedDirs int64
 }
 
 // FileDone: one file was read and its new chunks handed to the uploader.

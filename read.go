@@ -143,13 +143,17 @@ func (r *storeRun) compare() ([]*source.Entry, error) {
 	base := walker{index: r.base}
 	for i := range entries {
 		e := &entries[i]
+		b := base.find(e.Path)
+		if e.Type == source.Directory {
+			ev.countDir(b)
+		}
 		if _, link := links[i]; link || e.Type != source.Regular {
 			continue
 		}
 		if c := r.read[e.Path]; c != nil && c.identity == e.Identity {
 			continue
 		}
-		if b := r.unchanged(e, base.find(e.Path)); b != nil {
+		if b := r.unchanged(e, b); b != nil {
 			r.retained[e.Path] = b
 			ev.RetainedFiles++
 			ev.RetainedBytes += e.Size
@@ -163,6 +167,14 @@ func (r *storeRun) compare() ([]*source.Entry, error) {
 	ev.Duration = time.Since(start)
 	emit(r.up.opts.Observer.Compared, ev)
 	return todo, nil
+}
+
+func (ev *Compared) countDir(b *snapshot.Entry) {
+	if b != nil && b.Type == snapshot.Dir {
+		ev.RetainedDirs++
+	} else {
+		ev.AddedDirs++
+	}
 }
 
 // unchanged returns the base's entry if e is proven to have its content.

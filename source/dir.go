@@ -10,11 +10,6 @@ type DirOptions struct {
 	// matches is left out with all that is below it and is not opened. The root of
 	// the store is never left out. A malformed glob fails Freeze.
 	Exclude []string
-
-	// Unfinished, if set, is asked at Freeze with the absolute path of the store; an
-	// error from it fails Freeze. The engine uses it to refuse a store into which a
-	// restore was interrupted (rule S7).
-	Unfinished func(dir string) error
 }
 
 // Dir returns the source of a directory, or of a single file, which then is the

@@ -33,11 +33,6 @@ func (d *dir) freeze(ctx context.Context) (*image, error) {
 	if err != nil {
 		return nil, advise(d.path, err)
 	}
-	if d.opts.Unfinished != nil {
-		if err := d.opts.Unfinished(path); err != nil {
-			return nil, fmt.Errorf("%s: %w", d.path, err)
-		}
-	}
 
 	img, err := openImage(ctx, path, filepath.Base(given), exclude)
 	if err != nil {

@@ -204,17 +204,6 @@ func TestChangedComparesTwoWalksS2(t *testing.T) {
 	same(t, Changed(first.Entries(), freeze(t, dir, nil).Entries()), []string{"", "gone", "made", "written"})
 }
 
-func TestUnfinishedRestoreIsRefusedS7(t *testing.T) {
-	dir := layout{"f": {}}.build(t)
-	stop := errors.New("restore unfinished, run it again")
-	asked := ""
-	_, err := Dir(dir, &DirOptions{Unfinished: func(d string) error { asked = d; return stop }}).Freeze(t.Context())
-	if !errors.Is(err, stop) {
-		t.Errorf("freeze: %v", err)
-	}
-	same(t, asked, dir)
-}
-
 func TestNoSuchStore(t *testing.T) {
 	_, err := Dir(join(t.TempDir(), "no"), nil).Freeze(t.Context())
 	if !errors.Is(err, fs.ErrNotExist) {
