@@ -25,7 +25,7 @@ const (
 // Bounds of the work beside fetching.
 const (
 	finishers     = 16      // files that are flushed at once
-	manyFiles     = 256     // from here on syncfs is quicker than so many fsyncs
+	manyFiles     = 4096    // from here on one syncfs is no slower than so many fsyncs
 	writebackUnit = 1 << 20 // writes from this size on are sent to the disk at once
 )
 

@@ -9,6 +9,7 @@ import (
 	"io/fs"
 	"slices"
 
+	"github.com/zeebo/blake3"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/snapferry/snapferry/internal/sentinel"
@@ -18,6 +19,7 @@ import (
 const (
 	fetchUnit = 16 << 20  // how much one Read asks for at most
 	fetchGap  = 256 << 10 // what is read over rather than asked for anew
+	hashUnit  = 128 << 10 // how much is read between two steps of hashing
 )
 
 // fetch brings from the blob store what no local file had.
@@ -33,6 +35,8 @@ type part struct {
 	offset int64
 	length int64
 	weight int64 // size of the biggest file in it
+	band   int   // which set of as many files as there are workers
+	turn   int   // which part of its first file
 }
 
 // missing returns the first ref of every group that is not complete, in the order of blobs
@@ -56,7 +60,7 @@ func (w *wants) missing() []int {
 	return first
 }
 
-// parts coalesces groups, the parts of big files first so that the tail is short.
+// parts coalesces groups into what one Read asks for.
 func (w *wants) parts() []part {
 	var parts []part
 	for _, i := range w.missing() {
@@ -72,8 +76,26 @@ func (w *wants) parts() []part {
 		p.length = end - p.offset
 		p.weight = max(p.weight, w.file(i).entry.Size)
 	}
-	slices.SortStableFunc(parts, func(a, b part) int { return cmp.Compare(b.weight, a.weight) })
 	return parts
+}
+
+// arrange puts the parts of big files first, so that the tail is short, and deals them out
+// so that workers side by side write to different files: writers of one file wait for each
+// other in the kernel. Only when fewer files than workers are left do they share one.
+func (w *wants) arrange(parts []part, workers int) {
+	slices.SortStableFunc(parts, func(a, b part) int { return cmp.Compare(b.weight, a.weight) })
+	rank, seen := map[uint32]int{}, map[uint32]int{}
+	for i := range parts {
+		f := w.refs[parts[i].groups[0]].file
+		if _, ok := rank[f]; !ok {
+			rank[f] = len(rank)
+		}
+		parts[i].band, parts[i].turn = rank[f]/workers, seen[f]
+		seen[f]++
+	}
+	slices.SortStableFunc(parts, func(a, b part) int {
+		return cmp.Or(cmp.Compare(a.band, b.band), cmp.Compare(a.turn, b.turn))
+	})
 }
 
 func (p *part) takes(blob string, off, end int64) bool {
@@ -84,6 +106,7 @@ func (p *part) takes(blob string, off, end int64) bool {
 // all fetches every missing chunk with bounded workers.
 func (f *fetch) all(ctx context.Context, workers int) error {
 	parts := f.w.parts()
+	f.w.arrange(parts, workers)
 	todo := make(chan part)
 	g, ctx := errgroup.WithContext(ctx)
 	g.Go(func() error {
@@ -184,10 +207,11 @@ func (f *fetch) alone(ctx context.Context, i int, buf []byte) error {
 func (f *fetch) take(ctx context.Context, i int, body io.Reader, buf []byte) error {
 	c := f.w.chunk(i)
 	p := buf[:c.Length]
-	if _, err := io.ReadFull(body, p); err != nil {
+	d, err := readSum(body, p)
+	if err != nil {
 		return short(err)
 	}
-	if snapshot.Sum(p) != c.Digest {
+	if d != c.Digest {
 		return fmt.Errorf("%w: the digest differs", sentinel.Corrupt)
 	}
 	fetched := false
@@ -208,6 +232,19 @@ func (f *fetch) take(ctx context.Context, i int, body io.Reader, buf []byte) err
 		f.b.opts.bytes(t, len(p))
 	}
 	return nil
+}
+
+// readSum fills p and hashes each piece while the cache still has it.
+func readSum(body io.Reader, p []byte) (d snapshot.Digest, err error) {
+	h := blake3.New()
+	for piece := range slices.Chunk(p, hashUnit) {
+		if _, err := io.ReadFull(body, piece); err != nil {
+			return d, err
+		}
+		h.Write(piece)
+	}
+	h.Sum(d[:0])
+	return d, nil
 }
 
 // short makes the early end of a blob what it is: damage.

@@ -133,5 +133,5 @@ func (m *move) setMeta() error {
 	if m.Meta == nil {
 		return nil
 	}
-	return newMeta(&Options{}, m.Store, new(sync.Once)).dir(m.stage.dir, "", m.Meta)
+	return newMeta(m.opts, m.Store, new(sync.Once)).dir(m.stage.dir, "", m.Meta)
 }

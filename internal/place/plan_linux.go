@@ -150,8 +150,12 @@ func load(s *staging, name, kind string, v any) error {
 // nil. A pointer whose plan is gone or is another one means nothing.
 func (y *yard) pending(s *staging) (*plan, *staging, error) {
 	p := new(plan)
-	if err := load(s, planName, planKind, p); err == nil || !errors.Is(err, fs.ErrNotExist) {
-		return p, s, err
+	err := load(s, planName, planKind, p)
+	if err == nil {
+		return p, s, nil
+	}
+	if !errors.Is(err, fs.ErrNotExist) {
+		return nil, nil, err
 	}
 	var to pointer
 	if err := load(s, pointerName, pointerKind, &to); err != nil {

@@ -32,7 +32,7 @@ func restore(ctx context.Context, stores []Store, opts *Options) (map[string]Rep
 	if o.Workers <= 0 {
 		o.Workers = max(4, 2*runtime.GOMAXPROCS(0))
 	}
-	r := &run{opts: &o, yard: newYard(o.fail)}
+	r := &run{opts: &o, yard: newYard(&o)}
 	defer r.close()
 	if err := r.survey(stores); err != nil {
 		return nil, err

@@ -34,14 +34,15 @@ func (r *run) resume(t *target) error {
 	return nil
 }
 
-// openUp lets a plain user into directories that had their final modes.
+// openUp lets a plain user into directories that had their final modes. What lies too deep
+// to be resumed from under a longer path is left alone.
 func openUp(t *tree, dir string) error {
 	if os.Geteuid() == 0 {
 		return nil
 	}
 	st, err := t.lstat(dir)
 	if err != nil || !isDir(st) {
-		return err
+		return ignore(err, unix.ENAMETOOLONG)
 	}
 	if st.Mode&0o700 != 0o700 {
 		if err := t.chmod(dir, 0o700); err != nil {
@@ -197,9 +198,9 @@ func (r *run) room() error {
 		v.need += f.allocation(int64(v.stat.Bsize))
 	}
 	for _, v := range volumes {
-		free := int64(v.stat.Bavail) * v.stat.Bsize
+		free := int64(v.stat.Bavail) * int64(v.stat.Bsize)
 		if os.Geteuid() == 0 {
-			free = int64(v.stat.Bfree) * v.stat.Bsize
+			free = int64(v.stat.Bfree) * int64(v.stat.Bsize)
 		}
 		if v.need > free {
 			return fmt.Errorf("restore: %s has %d bytes free and %d are needed beside the old tree: %w", v.path, free, v.need, unix.ENOSPC)

@@ -56,12 +56,10 @@ func (e *busyError) Is(err error) bool { return err == sentinel.Busy || err == s
 type yard struct {
 	open map[string]*staging
 	peek bool // look only: take no locks
-	fail func(op string) error
+	opts *Options
 }
 
-func newYard(fail func(op string) error) *yard {
-	return &yard{open: map[string]*staging{}, fail: fail}
-}
+func newYard(opts *Options) *yard { return &yard{open: map[string]*staging{}, opts: opts} }
 
 func (y *yard) close() {
 	for _, s := range y.open {
@@ -82,7 +80,7 @@ func (y *yard) get(dir, name string, create bool) (*staging, error) {
 	if s := y.open[filepath.Join(dir, name)]; s != nil {
 		return s, nil
 	}
-	d, err := openTree(dir, y.fail)
+	d, err := openTree(dir, y.opts.fail)
 	if err != nil {
 		return nil, err
 	}

@@ -24,6 +24,7 @@ const (
 // move is the swap of one target.
 type move struct {
 	planned
+	opts  *Options
 	stage *staging
 	aside string  // two renames: where this run put the old tree
 	old   *uint32 // mode of the old tree, if this run changed it
@@ -40,7 +41,7 @@ type swap struct {
 func (y *yard) swapOf(p *plan, home *staging) (*swap, error) {
 	s := &swap{plan: p, home: home}
 	for _, one := range p.Stores {
-		m := &move{planned: one}
+		m := &move{planned: one, opts: y.opts}
 		name := one.spot().staging()
 		var err error
 		if m.stage, err = y.get(filepath.Join(home.dir.path, string(one.Dir)), name, false); err != nil {
@@ -325,7 +326,7 @@ func (y *yard) recover(s *staging) ([]*staging, error) {
 
 // unfinished is Unfinished.
 func unfinished(dir string) error {
-	y := newYard(nil)
+	y := newYard(&Options{})
 	y.peek = true
 	defer y.close()
 	for _, inPlace := range []bool{false, true} {

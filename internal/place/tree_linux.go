@@ -216,7 +216,14 @@ func (t *tree) unlink(p string, flags int) error {
 
 // move renames p of t to q of to. flags are those of renameat2.
 func (t *tree) move(p string, to *tree, q string, flags uint) error {
-	return t.do("rename", p, func() error {
+	op := "rename"
+	switch flags {
+	case unix.RENAME_EXCHANGE:
+		op = "exchange"
+	case unix.RENAME_NOREPLACE:
+		op = "place"
+	}
+	return t.do(op, p, func() error {
 		return t.at(p, func(ofd int, oname string) error {
 			return to.at(q, func(fd int, name string) error {
 				if flags == 0 {
@@ -321,7 +328,7 @@ func (t *tree) readFile(name string) ([]byte, error) {
 }
 
 // remove removes p and all below it, read-only directories too. What is not there is fine.
-// It holds one descriptor at a time, so the depth of a tree does not matter.
+// It holds one descriptor for each KiB of path, so the depth of a tree does not matter.
 func (t *tree) remove(p string) error {
 	err := t.unlink(p, 0)
 	switch {
@@ -347,14 +354,30 @@ func (t *tree) removeDir(p string, because error) error {
 			return err
 		}
 	}
+	if err := t.empty(p); err != nil {
+		return err
+	}
+	return t.unlink(p, unix.AT_REMOVEDIR)
+}
+
+// empty removes all below p.
+func (t *tree) empty(p string) error {
+	if len(p) > 1024 { // or paths would become longer than the kernel takes
+		deep, err := t.sub(p)
+		if err != nil {
+			return err
+		}
+		defer deep.close()
+		t, p = deep, ""
+	}
 	names, err := t.names(p)
 	if err != nil {
 		return err
 	}
 	for _, name := range names {
-		if err := t.remove(p + "/" + name); err != nil {
+		if err := t.remove(path.Join(p, name)); err != nil {
 			return err
 		}
 	}
-	return t.unlink(p, unix.AT_REMOVEDIR)
+	return nil
 }

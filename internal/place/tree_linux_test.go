@@ -67,9 +67,6 @@ func noise(seed uint64, n int) *node {
 	return &node{data: p, mode: 0o644}
 }
 
-// clone copies a literal, so that a test can change it.
-func (l literal) clone() literal { return maps.Clone(l) }
-
 // build makes the tree of a literal at dir. Missing parents are made.
 func build(t testing.TB, dir string, l literal) string {
 	t.Helper()
@@ -261,7 +258,7 @@ func (s *packs) entry(t testing.TB, dir, full string, names map[uint64][]string)
 	if p == "." {
 		p = ""
 	}
-	e := snapshot.Entry{Path: p, Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid, MTime: snapshot.Time{Sec: st.Mtim.Sec, Nsec: int32(st.Mtim.Nsec)}}
+	e := snapshot.Entry{Path: p, Mode: st.Mode & 0o7777, UID: st.Uid, GID: st.Gid, MTime: snapshot.Time{Sec: int64(st.Mtim.Sec), Nsec: int32(st.Mtim.Nsec)}}
 	switch st.Mode & unix.S_IFMT {
 	case unix.S_IFDIR:
 		e.Type = snapshot.Dir

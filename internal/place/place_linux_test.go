@@ -70,6 +70,13 @@ func newWorld(t testing.TB) *world {
 	return &world{TB: t, dir: t.TempDir(), packs: newPacks()}
 }
 
+// inMemory puts the world on a tmpfs, so that sweeps of hundreds of restores take seconds.
+func (w *world) inMemory() *world {
+	w.Helper()
+	mount(w, w.dir, "mode=0755")
+	return w
+}
+
 func (w *world) path(p string) string { return filepath.Join(w.dir, p) }
 
 // source builds a tree and returns its path and index.
