@@ -6,6 +6,8 @@ import (
 	"path/filepath"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/snapferry/snapferry/blob"
 	"github.com/snapferry/snapferry/blob/memblob"
 	"github.com/snapferry/snapferry/checkpoint"
@@ -148,5 +150,42 @@ func TestRestoreRoundTrip(t *testing.T) {
 	w.dir = out
 	if s := w.mustCommit(task, nil).Stores["kv"]; s.BytesUploaded != 0 {
 		t.Fatalf("commit of a restored tree: %+v", s)
+	}
+}
+
+// I5: the identity cache is shared by all tasks and repositories that back up one
+// directory, so what it proves must hold against any of their indexes, attributes
+// included.
+func TestAttributesAgainstForeignCache(t *testing.T) {
+	w := newWorld(t)
+	w.write(map[string]string{"f": "bytes"})
+	p := filepath.Join(w.dir, "f")
+	set := func(v string) {
+		if err := unix.Setxattr(p, "user.k", []byte(v), 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	commit := func(job string) {
+		task, err := Open(t.Context(), TaskID{Job: job, Task: "p"}, w.blobs, w.cps, &w.opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		w.mustCommit(task, nil)
+	}
+	set("A")
+	commit("a")
+	set("B")
+	commit("b")
+	commit("a")
+	cp, err := w.repo().Show(t.Context(), TaskID{Job: "a", Task: "p"}, At{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	x, err := w.repo().Index(t.Context(), cp, "kv")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if e, ok := x.Lookup("f"); !ok || len(e.Xattrs) != 1 || string(e.Xattrs[0].Value) != "B" {
+		t.Fatalf("f has attributes %v, want user.k=B", e.Xattrs)
 	}
 }

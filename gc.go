@@ -144,13 +144,8 @@ func (r *Repo) gcTask(ctx context.Context, id TaskID, opts GCOptions, rep *GCRep
 			return err
 		}
 	}
-	e, l, err := c.head(ctx)
-	if err != nil || e == nil {
+	if err := c.look(ctx); err != nil || c.l.State.Epoch == 0 {
 		return err // no log yet: an owner is about to claim
-	}
-	c.l = l
-	if err := c.findKept(ctx); err != nil {
-		return err
 	}
 	if err := c.sweep(ctx, found); err != nil {
 		return err
@@ -170,6 +165,16 @@ func (c *collector) list(ctx context.Context) ([]blob.Info, error) {
 		found = append(found, info)
 	}
 	return found, nil
+}
+
+// look reads the head and what must stay by it. What is absent may have been dropped and
+// deleted meanwhile; then the head has moved.
+func (c *collector) look(ctx context.Context) error {
+	_, err := consistentRead(ctx, c.view, func(l *head.Loaded) (*head.Loaded, error) {
+		c.l = l
+		return l, c.findKept(ctx)
+	})
+	return err
 }
 
 // findKept collects what must stay: everything alive, and what was dropped too short
@@ -267,12 +272,7 @@ func (c *collector) void(ctx context.Context, stale []string) ([]string, error) 
 	if err != nil {
 		return nil, err
 	}
-	_, l, err := c.head(ctx)
-	if err != nil {
-		return nil, err
-	}
-	c.l = l
-	return stale, c.findKept(ctx)
+	return stale, c.look(ctx)
 }
 
 // remove deletes the blobs of one attempt that nothing needs: those written last

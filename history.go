@@ -2,6 +2,7 @@ package snapferry
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -15,7 +16,7 @@ import (
 // reads only the segments of older indexes that newer ones do not share.
 type history struct {
 	view    *view
-	list    []head.Checkpoint // newest first, the bases left out
+	list    []head.Checkpoint // newest first, without those that the bases are all of
 	skip    map[snapshot.Digest]bool
 	found   map[snapshot.Digest]oldChunk
 	borrows map[string]bool
@@ -29,17 +30,17 @@ type oldChunk struct {
 // historyDepth bounds how many older checkpoints are asked.
 const historyDepth = 16
 
+// newHistory has what the bases of the stores at hand have not.
 func newHistory(v *view, s *head.State, bases map[string]*base) *history {
 	h := &history{view: v, skip: map[snapshot.Digest]bool{}, borrows: map[string]bool{}}
-	known := map[string]bool{}
 	for _, b := range bases {
-		known[b.checkpoint] = true
 		for i := range b.root.Segments {
 			h.skip[b.root.Segments[i].Content] = true
 		}
 	}
 	for _, c := range slices.Backward(s.Retained) {
-		if !known[c.ID] && len(h.list) < historyDepth {
+		known := !slices.ContainsFunc(c.Stores, func(name string) bool { return bases[name] == nil || bases[name].checkpoint != c.ID })
+		if !known && len(h.list) < historyDepth {
 			h.list = append(h.list, c)
 		}
 	}
@@ -53,8 +54,7 @@ func (h *history) find(ctx context.Context, d snapshot.Digest) (snapshot.Locatio
 		return snapshot.Location{}, false, nil
 	}
 	if h.found == nil {
-		// Pruned meanwhile: then it is no place to borrow from.
-		if err := h.load(ctx); err != nil && !blobGone(err) {
+		if err := h.load(ctx); err != nil {
 			return snapshot.Location{}, false, err
 		}
 	}
@@ -65,43 +65,54 @@ func (h *history) find(ctx context.Context, d snapshot.Digest) (snapshot.Locatio
 	return c.Location, ok, nil
 }
 
+// load reads what the list has. A checkpoint that is damaged, or was pruned meanwhile, is
+// no place to borrow from, and no reason not to back up.
 func (h *history) load(ctx context.Context) error {
 	h.found = map[snapshot.Digest]oldChunk{}
-	roots, ids, err := h.roots(ctx)
-	if err != nil {
+	roots := make([][]*snapshot.Root, len(h.list))
+	g, gctx := errgroup.WithContext(ctx)
+	g.SetLimit(fetchers)
+	for i := range h.list {
+		g.Go(func() (err error) {
+			roots[i], err = h.roots(gctx, &h.list[i])
+			return unlessLost(err)
+		})
+	}
+	if err := g.Wait(); err != nil {
 		return err
 	}
-	for i, r := range roots {
-		if err := h.add(ctx, r, ids[i]); err != nil {
-			return err
+	for i := range roots {
+		for _, r := range roots[i] {
+			if err := unlessLost(h.add(ctx, r, h.list[i].ID)); err != nil {
+				return err
+			}
 		}
 	}
 	return nil
 }
 
-// roots reads the first part of all indexes of the list.
-func (h *history) roots(ctx context.Context) (roots []*snapshot.Root, ids []string, err error) {
-	blobs, err := h.view.checkpointBlobs(ctx, h.list)
+func unlessLost(err error) error {
+	if errors.Is(err, ErrCorrupt) || blobGone(err) {
+		return nil
+	}
+	return err
+}
+
+// roots reads the first part of the indexes of a checkpoint.
+func (h *history) roots(ctx context.Context, c *head.Checkpoint) ([]*snapshot.Root, error) {
+	b, err := h.view.checkpointBlob(ctx, c)
 	if err != nil {
-		return nil, nil, err
+		return nil, err
 	}
-	var markers []marker
-	for _, b := range blobs {
-		for _, s := range b.Stores {
-			markers = append(markers, s.Index)
-			ids = append(ids, b.Checkpoint)
+	var roots []*snapshot.Root
+	for _, s := range b.Stores {
+		r, err := h.view.root(ctx, s.Index)
+		if err != nil {
+			return roots, err
 		}
+		roots = append(roots, r)
 	}
-	roots = make([]*snapshot.Root, len(markers))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(fetchers)
-	for i, m := range markers {
-		g.Go(func() (err error) {
-			roots[i], err = h.view.root(gctx, m)
-			return err
-		})
-	}
-	return roots, ids, g.Wait()
+	return roots, nil
 }
 
 // add takes up the chunks of the segments of one index that were not seen yet.

@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"slices"
 	"strings"
@@ -57,6 +58,26 @@ type view struct {
 	id    TaskID
 	blobs *blob.Store
 	log   *checkpoint.Log
+	// rescue lets it take blobs that were deleted and not yet purged, where the store
+	// has them: a restore may (P10).
+	rescue bool
+}
+
+// fetch reads a small object, or a part of one.
+func (v *view) fetch(ctx context.Context, key string, offset, length int64) ([]byte, error) {
+	data, err := v.blobs.ReadAll(ctx, key, offset, length)
+	if !v.rescue || !errors.Is(err, fs.ErrNotExist) {
+		return data, err
+	}
+	old, derr := v.blobs.GetDeleted(ctx, key, offset, length)
+	if derr != nil {
+		return nil, err
+	}
+	data, derr = io.ReadAll(io.LimitReader(old, blob.MaxReadAll))
+	if errors.Join(derr, old.Close()) != nil {
+		return nil, err
+	}
+	return data, nil
 }
 
 // head reads the newest entry and the state in it; an empty log is the zero state
@@ -85,13 +106,34 @@ func (v *view) decode(ctx context.Context, e *checkpoint.Entry) (*head.Loaded, e
 	if e == nil {
 		return head.Load(nil, nil)
 	}
-	return head.Load(e.Body, func(r head.Ref) ([]byte, error) { return v.blobs.ReadAll(ctx, blobPrefix(v.id)+r.Key, 0, -1) })
+	l, err := head.Load(e.Body, func(r head.Ref) ([]byte, error) { return v.fetch(ctx, blobPrefix(v.id)+r.Key, 0, -1) })
+	if errors.Is(err, fs.ErrNotExist) {
+		err = fmt.Errorf("%w: %w", errOldHead, err)
+	}
+	return l, err
+}
+
+// errOldHead: a segment that an entry names is gone. Of the newest entry that is damage,
+// of any other it says no more than that the entry is old (P2).
+var errOldHead = errors.New("the head is not complete")
+
+// onHead runs an append, again when the head that it was built on turns out to be old.
+func (v *view) onHead(ctx context.Context, add func() error) error {
+	for try := 0; ; try++ {
+		err := add()
+		if !errors.Is(err, errOldHead) || try == 4 {
+			return err
+		}
+		if _, _, err := v.head(ctx); err != nil { // reads the newest, and tells if that is damaged
+			return err
+		}
+	}
 }
 
 // checkpointBlob reads what the head's checkpoint c names.
 func (v *view) checkpointBlob(ctx context.Context, c *head.Checkpoint) (*checkpointBlob, error) {
 	key := blobPrefix(v.id) + c.Blob.Key
-	data, err := v.blobs.ReadAll(ctx, key, 0, -1)
+	data, err := v.fetch(ctx, key, 0, -1)
 	if err != nil {
 		return nil, err
 	}
@@ -111,7 +153,7 @@ func (v *view) checkpointBlob(ctx context.Context, c *head.Checkpoint) (*checkpo
 
 // root reads the first part of an index: enough to know which blobs it needs.
 func (v *view) root(ctx context.Context, m marker) (*snapshot.Root, error) {
-	data, err := v.blobs.ReadAll(ctx, m.Key, 0, m.Size)
+	data, err := v.fetch(ctx, m.Key, 0, m.Size)
 	if err != nil {
 		return nil, err
 	}
@@ -160,7 +202,7 @@ func adjacent(a, b snapshot.SegmentRef) bool {
 func (v *view) readSegments(ctx context.Context, refs []snapshot.SegmentRef, out [][]byte) error {
 	first, last := refs[0], refs[len(refs)-1]
 	size := int64(last.Offset) + int64(last.Stored) - int64(first.Offset)
-	data, err := v.blobs.ReadAll(ctx, first.Blob, int64(first.Offset), size)
+	data, err := v.fetch(ctx, first.Blob, int64(first.Offset), size)
 	if err != nil {
 		return err
 	}

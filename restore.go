@@ -82,6 +82,7 @@ const replans = 2
 
 func (r *restorer) restore(ctx context.Context, opts *RestoreOptions) (*RestoreReport, error) {
 	start := time.Now()
+	r.rescue = true
 	if opts != nil {
 		r.opts = *opts
 	}
@@ -307,7 +308,7 @@ func (r *restorer) release(ctx context.Context, owner string) {
 
 // amend appends an entry that needs no ownership: it keeps the epoch it finds.
 func (v *view) amend(ctx context.Context, kind checkpoint.Kind, next func(s *head.State, slot uint64) (*head.State, error)) error {
-	_, err := v.log.Append(ctx, func(e *checkpoint.Entry) (checkpoint.Draft, error) {
+	decide := func(e *checkpoint.Entry) (checkpoint.Draft, error) {
 		if e == nil {
 			return checkpoint.Draft{}, ErrNotFound
 		}
@@ -321,6 +322,9 @@ func (v *view) amend(ctx context.Context, kind checkpoint.Kind, next func(s *hea
 		}
 		body, _, err := before.Encode(s, v.segmentWriter(ctx, s.Epoch))
 		return checkpoint.Draft{Kind: kind, Epoch: e.Epoch, Body: body}, err
+	}
+	return v.onHead(ctx, func() error {
+		_, err := v.log.Append(ctx, decide)
+		return err
 	})
-	return err
 }

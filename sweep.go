@@ -189,11 +189,14 @@ func (t *Task) sweepDropped(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	if err := t.nameWaiting(ctx, t.state, due, named, t.tables); err != nil {
+		return err
+	}
 	ev := CleanedUp{Task: t.id}
+	if err := t.deleteDropped(ctx, due, named, &ev); err != nil {
+		return err
+	}
 	for _, d := range due {
-		if err := t.deleteDropped(ctx, &d.Checkpoint, named, &ev); err != nil {
-			return fmt.Errorf("dropped checkpoint %s: %w", d.ID, err)
-		}
 		t.cleaned = append(t.cleaned, d.ID)
 		delete(t.tables, d.ID)
 	}
@@ -236,27 +239,56 @@ func (v *view) graceOver(ctx context.Context, items []head.Dropped, grace time.D
 	return due, nil
 }
 
-// deleteDropped deletes what a dropped checkpoint alone names: index before chunks (I3).
-// One whose checkpoint blob is gone was cleaned up before.
-func (t *Task) deleteDropped(ctx context.Context, c *head.Checkpoint, named map[string]bool, ev *CleanedUp) error {
-	lists, err := t.tablesOf(ctx, []head.Checkpoint{*c}, t.tables)
-	if errors.Is(err, fs.ErrNotExist) {
-		return nil // the rest, if any, is found by gc
+// nameWaiting adds to named the blobs of dropped checkpoints whose grace is not over:
+// they share blobs with those that are due.
+func (v *view) nameWaiting(ctx context.Context, l *head.Loaded, due []head.Dropped, named map[string]bool, tables map[string][]string) error {
+	for i := range l.State.Dropped {
+		d := &l.State.Dropped[i]
+		if slices.ContainsFunc(due, func(x head.Dropped) bool { return x.ID == d.ID && x.Slot == d.Slot }) {
+			continue
+		}
+		lists, err := v.tablesOf(ctx, []head.Checkpoint{d.Checkpoint}, tables)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue // cleaned up already
+		}
+		if err != nil {
+			return err
+		}
+		named[blobPrefix(v.id)+d.Blob.Key] = true
+		for _, k := range lists[0] {
+			named[k] = true
+		}
 	}
-	if err != nil {
-		return err
+	return nil
+}
+
+// deleteDropped deletes what only dropped checkpoints name: all that names other blobs
+// before what it names (I3), so later checkpoints, which build on older ones, first. One
+// whose checkpoint blob is gone was cleaned up before; the rest, if any, is found by gc.
+func (t *Task) deleteDropped(ctx context.Context, due []head.Dropped, named map[string]bool, ev *CleanedUp) error {
+	var indexes, packs []string
+	for _, d := range slices.Backward(due) {
+		lists, err := t.tablesOf(ctx, []head.Checkpoint{d.Checkpoint}, t.tables)
+		if errors.Is(err, fs.ErrNotExist) {
+			continue
+		}
+		if err != nil {
+			return fmt.Errorf("dropped checkpoint %s: %w", d.ID, err)
+		}
+		indexes = append(append(indexes, blobPrefix(t.id)+d.Blob.Key), lists[0][:len(d.Stores)]...)
+		packs = append(packs, lists[0][len(d.Stores):]...)
 	}
-	own := func(keys []string) []string {
-		return slices.DeleteFunc(slices.Clone(keys), func(k string) bool { return named[k] || !t.deadAttempt(t.state.State, k) })
+	seen := map[string]bool{}
+	for _, keys := range [][]string{indexes, packs} {
+		dead := slices.DeleteFunc(keys, func(k string) bool {
+			keep := named[k] || seen[k] || !t.deadAttempt(t.state.State, k)
+			seen[k] = true
+			return keep
+		})
+		if err := t.blobs.Delete(ctx, dead); err != nil {
+			return err
+		}
+		ev.Blobs += int64(len(dead))
 	}
-	indexes := own(append([]string{blobPrefix(t.id) + c.Blob.Key}, lists[0][:len(c.Stores)]...))
-	packs := own(lists[0][len(c.Stores):])
-	if err := t.blobs.Delete(ctx, indexes); err != nil {
-		return err
-	}
-	if err := t.blobs.Delete(ctx, packs); err != nil {
-		return err
-	}
-	ev.Blobs += int64(len(indexes) + len(packs))
 	return nil
 }

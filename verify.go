@@ -89,6 +89,11 @@ func (v *verifier) run(ctx context.Context) (again bool, err error) {
 	if err != nil || e == nil {
 		return false, err
 	}
+	if _, err := readBind(ctx, v.blobs, v.id); err != nil {
+		if err := v.damaged(err, Damage{Blob: bindKey(v.id)}); err != nil {
+			return false, err
+		}
+	}
 	if err := v.list(ctx); err != nil {
 		return false, err
 	}

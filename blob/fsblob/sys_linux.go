@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"os"
 	"syscall"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 )
@@ -96,28 +95,6 @@ func renameNew(old, new string) error {
 // the sync.
 func startWriteback(f *os.File, offset, length int64) {
 	_ = unix.SyncFileRange(int(f.Fd()), offset, length, unix.SYNC_FILE_RANGE_WRITE)
-}
-
-// setDirect switches between writes past the page cache and writes through it.
-func setDirect(f *os.File, on bool) error {
-	flags, err := unix.FcntlInt(f.Fd(), unix.F_GETFL, 0)
-	if err != nil {
-		return err
-	}
-	flags &^= unix.O_DIRECT
-	if on {
-		flags |= unix.O_DIRECT
-	}
-	_, err = unix.FcntlInt(f.Fd(), unix.F_SETFL, flags)
-	return err
-}
-
-// refusesDirect tells whether a file system took the flag and refuses the write.
-func refusesDirect(err error) bool { return errors.Is(err, unix.EINVAL) }
-
-// aligned tells whether p begins at a multiple of n in memory. Large slices do.
-func aligned(p []byte, n uintptr) bool {
-	return uintptr(unsafe.Pointer(unsafe.SliceData(p)))%n == 0
 }
 
 func syncFile(f *os.File) error { return f.Sync() }

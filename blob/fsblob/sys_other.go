@@ -37,12 +37,6 @@ func renameNew(string, string) error { return errors.ErrUnsupported }
 
 func startWriteback(*os.File, int64, int64) {}
 
-func setDirect(*os.File, bool) error { return errors.ErrUnsupported }
-
-func refusesDirect(error) bool { return false }
-
-func aligned([]byte, uintptr) bool { return false }
-
 func syncFile(f *os.File) error { return f.Sync() }
 
 func syncDir(path string) error {

@@ -210,8 +210,8 @@ func (s *State) Commit(c *Commit) (*State, error) {
 	}
 	n := s.clone()
 	n.done(c)
+	n.forget(c.Forget) // what older checkpoints were kept for; this one counts anew
 	n.retain(c.Checkpoint)
-	n.forget(c.Forget)
 	n.forgetCleaned(c.Cleaned)
 	n.keepLast(c.KeepLast, c.Slot, c.Now)
 	return n, nil
@@ -256,8 +256,8 @@ func (s *State) Confirm(id string, drop bool, forget, cleaned []string, keepLast
 	if known {
 		return n, nil
 	}
-	n.retain(*cp)
 	n.forget(forget)
+	n.retain(*cp)
 	n.keepLast(keepLast, slot, now)
 	return n, nil
 }

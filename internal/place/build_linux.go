@@ -141,9 +141,12 @@ func (b *builder) advance(ctx context.Context, f *file, fd int) error {
 	}
 }
 
+// writeSize is how many bytes a write call has: see blob/fsblob for why so few.
+const writeSize = 128 << 10
+
 func writeAt(fd int, p []byte, offset int64) error {
 	for len(p) > 0 {
-		n, err := retry(func() (int, error) { return unix.Pwrite(fd, p, offset) })
+		n, err := retry(func() (int, error) { return unix.Pwrite(fd, p[:min(len(p), writeSize)], offset) })
 		if err != nil {
 			return err
 		}
