@@ -148,13 +148,9 @@ func (a *attempt) read(ctx context.Context, p *Pending, put func(context.Context
 	a.packer = newPacker(ctx, &a.task.opts, func() map[snapshot.Digest]snapshot.Location { return a.reusable(p) }, older, a.newKey, put)
 	up := newUploader(a.task.id, &a.task.opts, a.packer)
 	for _, f := range p.images {
-		r, rerr := a.task.newRun(f, p.sources[f.name], up)
-		if rerr != nil {
-			return errors.Join(rerr, a.packer.flush())
-		}
-		a.runs = append(a.runs, r)
+		a.runs = append(a.runs, a.newRun(f, p.sources[f.name], up))
 	}
-	err := a.readStores(ctx)
+	err := errors.Join(a.readStores(ctx), a.closeCaches())
 	if ferr := a.packer.flush(); ferr != nil {
 		err = ferr // the cause; readers only saw that the group had ended
 	}
@@ -220,20 +216,22 @@ func (a *attempt) reusable(p *Pending) map[snapshot.Digest]snapshot.Location {
 }
 
 // newRun prepares one store for reading.
-func (t *Task) newRun(f *frozen, src source.Source, up *uploader) (*storeRun, error) {
+func (a *attempt) newRun(f *frozen, src source.Source, up *uploader) *storeRun {
+	t := a.task
 	r := &storeRun{frozen: f, src: src, up: up, read: map[string]*content{}}
 	if b := t.bases[f.name]; b != nil {
 		r.base = b.index
 	}
 	if t.opts.CacheDir == "" || f.img.CacheKey() == "" {
-		return r, nil
+		return r
 	}
 	cache, err := source.OpenCache(t.opts.CacheDir, f.img)
 	if err != nil {
-		return nil, fmt.Errorf("store %s: identity cache: %w", f.name, err)
+		a.warn(f.name, fmt.Sprintf("every file is read: %v", err))
+		return r
 	}
 	r.cache = cache
-	return r, nil
+	return r
 }
 
 // readStores reads all stores at once: they share the readers' and packers' bounds.
@@ -311,6 +309,17 @@ func (a *attempt) putRef(ctx context.Context, data []byte) (head.Ref, error) {
 
 func (a *attempt) consistent() bool {
 	return !slices.ContainsFunc(a.runs, func(r *storeRun) bool { return !r.consistent })
+}
+
+// closeCaches ends the recording; what was recorded is saved once the attempt counts.
+func (a *attempt) closeCaches() error {
+	var errs []error
+	for _, r := range a.runs {
+		if r.cache != nil {
+			errs = append(errs, r.cache.Close())
+		}
+	}
+	return errors.Join(errs...)
 }
 
 // saveCaches keeps the identities of what was read. Without them the next commit

@@ -427,7 +427,7 @@ func failFirst(t *testing.T, i int, lose bool) bool {
 	fired := f.Fired()
 	switch {
 	case err != nil && lose && fired && errors.Is(err, context.Canceled):
-	case err != nil && (!fired || !strings.Contains(err.Error(), blobtest.ErrInjected.Error())):
+	case err != nil && (!fired || !errors.Is(err, blobtest.ErrInjected) || errors.Is(err, ErrUnsupported)):
 		t.Fatal(err)
 	case err == nil && lose && fired && i < 5:
 		t.Fatal("a repository was made without answers")

@@ -35,7 +35,7 @@ func newLeaky(t *testing.T) *leaky {
 	info := value(Init(t.Context(), blobs))(t)
 	cps := checkpoint.New(blobcp.New(blobs, info.ID), &checkpoint.Options{FirstDelay: quick, MaxDelay: quick})
 	l := &leaky{t: t, dir: t.TempDir(), faults: f}
-	l.task = value(Open(t.Context(), kvTask, blobs, cps, &Options{PackSize: minPackSize}))(t)
+	l.task = value(Open(t.Context(), kvTask, blobs, cps, &Options{PackSize: minPackSize, CacheDir: t.TempDir()}))(t)
 	writeDir(t, l.dir, tree{"a": "alpha", "d/b": string(make([]byte, 100<<10)) + "beta", "d/c": "gamma"})
 	return l
 }

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math/bits"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -349,7 +350,7 @@ func (r *storeRun) readChunk(ctx context.Context, f source.File, e *source.Entry
 	}
 	defer func() { r.up.buffers <- buf }()
 	if cap(buf) < int(c.Length) {
-		buf = make([]byte, snapshot.MaxChunkSize) // touched as far as it is used
+		buf = make([]byte, max(64<<10, 1<<bits.Len32(c.Length-1))) // grown by doubling
 	}
 	data := buf[:c.Length]
 	if _, err := f.ReadAt(data, c.Offset); err != nil {

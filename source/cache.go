@@ -78,13 +78,19 @@ func OpenCache(dir string, img Image) (*Cache, error) {
 		return c, nil // nowhere to learn the time: nothing can be proved
 	}
 	c.dir, c.file, c.loaded = dir, cacheFile(dir, img.CacheKey()), loaded
-	if c.scope, err = vol.scope(img.CacheKey()); err != nil {
-		return nil, fmt.Errorf("open identity cache of %w", err)
+	if c.scope, err = vol.scope(img.CacheKey()); err == nil {
+		err = c.load()
 	}
+	if err != nil {
+		return nil, fmt.Errorf("open identity cache of %s: %w", img.CacheKey(), errors.Join(err, c.Close()))
+	}
+	return c, nil
+}
 
+func (c *Cache) load() error {
 	data, err := os.ReadFile(c.file)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return nil, fmt.Errorf("open identity cache: %w", err)
+		return err
 	}
 	all, ok := parseTable(data)
 	if ok {
@@ -93,7 +99,7 @@ func OpenCache(dir string, img Image) (*Cache, error) {
 	if ok && all.scope == c.scope {
 		c.old = all
 	}
-	return c, nil
+	return nil
 }
 
 // cacheFile returns the path of the file for a key.
@@ -238,6 +244,17 @@ func (c *Cache) Record(path string, id Identity, content [32]byte) {
 		return
 	}
 	c.fresh[path] = record{id: id, immutable: e.Immutable, content: content}
+}
+
+// Close gives back what Begin and OpenCache took: the probe file. Nothing can be recorded
+// afterwards; Save still works.
+func (c *Cache) Close() error {
+	if c.probe == nil {
+		return nil
+	}
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.probe.close()
 }
 
 // Save replaces the file of the cache by what is known of the files of this image.

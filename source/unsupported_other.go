@@ -29,6 +29,7 @@ func (v volume) scope(string) ([32]byte, error)      { return [32]byte{}, errPla
 func newProbe(uint64, ...string) *probe              { return &probe{} }
 func locked(dir string, f func() error) error        { return f() }
 func (p *probe) now() (Timespec, error)              { return Timespec{}, errPlatform }
+func (p *probe) close() error                        { return nil }
 func (p *probe) granularity() (time.Duration, error) { return 0, errPlatform }
 
 func (p *probe) until(context.Context, Timespec) (Timespec, error) {

@@ -141,6 +141,15 @@ func (p *probe) open() error {
 	return err
 }
 
+func (p *probe) close() error {
+	if p.file == nil {
+		return nil
+	}
+	err := p.file.Close()
+	p.file = nil
+	return err
+}
+
 // granularity stamps until the time moves and returns the step.
 func (p *probe) granularity() (time.Duration, error) {
 	start, err := p.now()
