@@ -61,6 +61,11 @@ type view struct {
 	// rescue lets it take blobs that were deleted and not yet purged, where the store
 	// has them: a restore may (P10).
 	rescue bool
+
+	// What is write-once needs to be read once: segments of the last head that was
+	// decoded, and when the store got the entries that dropped something.
+	segments map[head.Ref][]byte
+	slots    map[uint64]time.Time
 }
 
 // fetch reads a small object, or a part of one.
@@ -106,7 +111,18 @@ func (v *view) decode(ctx context.Context, e *checkpoint.Entry) (*head.Loaded, e
 	if e == nil {
 		return head.Load(nil, nil)
 	}
-	l, err := head.Load(e.Body, func(r head.Ref) ([]byte, error) { return v.fetch(ctx, blobPrefix(v.id)+r.Key, 0, -1) })
+	segments := map[head.Ref][]byte{}
+	l, err := head.Load(e.Body, func(r head.Ref) (data []byte, err error) {
+		data, ok := v.segments[r]
+		if !ok {
+			data, err = v.fetch(ctx, blobPrefix(v.id)+r.Key, 0, -1)
+		}
+		segments[r] = data
+		return data, err
+	})
+	if err == nil {
+		v.segments = segments
+	}
 	if errors.Is(err, fs.ErrNotExist) {
 		err = fmt.Errorf("%w: %w", errOldHead, err)
 	}

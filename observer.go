@@ -120,6 +120,9 @@ type Restored struct {
 	Task       TaskID
 	Checkpoint string
 	Duration   time.Duration
+	// Before, during and after the transfer: checks and preparation; fetching, placing,
+	// metadata and making it durable; swapping the trees in.
+	Prepare, Transfer, Swap time.Duration
 }
 
 // Warned: something was left out or is not as asked, but the operation goes on.

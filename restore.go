@@ -72,6 +72,7 @@ type restorer struct {
 	targets  map[string]string
 	opts     RestoreOptions
 
+	phases   [3]time.Duration // of the last try, by place.Phase
 	mu       sync.Mutex
 	warnings []string
 }
@@ -93,7 +94,7 @@ func (r *restorer) restore(ctx context.Context, opts *RestoreOptions) (*RestoreR
 	}
 	rep.Millis = time.Since(start).Milliseconds()
 	rep.Warnings = r.warnings
-	emit(r.observer.Restored, Restored{r.id, rep.Checkpoint, time.Since(start)})
+	emit(r.observer.Restored, Restored{r.id, rep.Checkpoint, time.Since(start), r.phases[place.Prepare], r.phases[place.Build], r.phases[place.Swap]})
 	return rep, nil
 }
 
@@ -217,7 +218,8 @@ func (r *restorer) place(ctx context.Context, id string, stores []place.Store) (
 	got, err := place.Restore(ctx, stores, &place.Options{
 		Checkpoint: id, Read: r.read, Workers: r.workers,
 		StrictOwner: r.opts.StrictOwner, InPlace: r.opts.InPlace, DryRun: r.opts.DryRun,
-		Warn: r.warn, OnBytes: r.onBytes, OnFile: r.onFile,
+		OnPhase: func(p place.Phase, took time.Duration) { r.phases[p] = took },
+		Warn:    r.warn, OnBytes: r.onBytes, OnFile: r.onFile,
 	})
 	if err != nil {
 		return nil, err

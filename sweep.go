@@ -216,27 +216,38 @@ func (v *view) graceOver(ctx context.Context, items []head.Dropped, grace time.D
 	if err != nil {
 		return nil, err
 	}
-	stored := map[uint64]time.Time{}
 	var due []head.Dropped
 	for _, d := range items {
-		at, ok := stored[d.Slot]
-		if !ok {
-			e, err := v.log.Get(ctx, d.Slot)
-			switch {
-			case errors.Is(err, fs.ErrNotExist):
-				at = d.At
-			case err != nil:
-				return nil, err
-			default:
-				at = e.Stored
-			}
-			stored[d.Slot] = at
+		at, err := v.storedAt(ctx, d)
+		if err != nil {
+			return nil, err
 		}
 		if now.Sub(at) >= grace {
 			due = append(due, d)
 		}
 	}
 	return due, nil
+}
+
+// storedAt returns when the store got the entry that dropped an item.
+func (v *view) storedAt(ctx context.Context, d head.Dropped) (time.Time, error) {
+	if at, ok := v.slots[d.Slot]; ok {
+		return at, nil
+	}
+	at := d.At
+	e, err := v.log.Get(ctx, d.Slot)
+	switch {
+	case errors.Is(err, fs.ErrNotExist):
+	case err != nil:
+		return at, err
+	case !e.Stored.IsZero():
+		at = e.Stored
+	}
+	if v.slots == nil {
+		v.slots = map[uint64]time.Time{}
+	}
+	v.slots[d.Slot] = at
+	return at, nil
 }
 
 // nameWaiting adds to named the blobs of dropped checkpoints whose grace is not over:

@@ -167,7 +167,7 @@ func TestIdleOwner(t *testing.T) {
 		owner := s.Log(task)
 		appendAll(t, owner, checkpoint.Draft{Kind: checkpoint.Claim, Epoch: 1})
 		appendAll(t, s.Log(task), checkpoint.Draft{Kind: checkpoint.Trim, Epoch: 1}, checkpoint.Draft{Kind: checkpoint.Trim, Epoch: 1})
-		time.Sleep(checkpoint.KeepSuperseded + time.Minute) // the bubble's clock
+		<-time.After(checkpoint.KeepSuperseded + time.Minute) // the bubble's clock
 		if err := d.Trim(t.Context(), task); err != nil {
 			t.Fatal(err)
 		}

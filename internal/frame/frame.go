@@ -38,11 +38,11 @@ func Encode(kind string, version int, payload []byte) []byte {
 // damaged, truncated or of another kind is sentinel.Corrupt; one of a version above
 // maxVersion is sentinel.Unsupported. The payload aliases data.
 func Decode(kind string, maxVersion int, data []byte) ([]byte, error) {
-	head, payload, ok := bytes.Cut(data[:min(len(data), maxHeader)], []byte("\n"))
+	head, _, ok := bytes.Cut(data[:min(len(data), maxHeader)], []byte("\n"))
 	if !ok {
 		return nil, fmt.Errorf("%w: no %s header", sentinel.Corrupt, kind)
 	}
-	payload = data[len(head)+1:]
+	payload := data[len(head)+1:]
 	f := bytes.Split(head, []byte(" "))
 	if len(f) != 5 || string(f[0]) != magic || string(f[1]) != kind {
 		return nil, fmt.Errorf("%w: not a %s", sentinel.Corrupt, kind)

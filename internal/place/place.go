@@ -27,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"time"
 
 	"github.com/snapferry/snapferry/snapshot"
 )
@@ -66,12 +67,24 @@ type Options struct {
 	Warn func(store, path string, err error)
 	// OnFile is told of every regular file whose bytes and metadata are in place.
 	OnFile func(store, path string)
+	// OnPhase is told how long each phase took that was completed.
+	OnPhase func(p Phase, took time.Duration)
 	// OnBytes is told of file bytes as they are put in place or found there.
 	OnBytes func(store string, n int64)
 
 	fail       func(op string) error // tests: called before each change, may return its error
 	durability durability            // tests and benchmarks: how staged files are made durable
 }
+
+// Phase is a part of a restore.
+type Phase int
+
+// The phases of a restore, in order.
+const (
+	Prepare Phase = iota // checks, locks, recovery, making the staged tree
+	Build                // finding local content, fetching, metadata, making it durable
+	Swap                 // exchanging the trees and removing what was there
+)
 
 // Report tells what a restore did for one store.
 type Report struct {

@@ -9,6 +9,7 @@ import (
 	"runtime"
 	"slices"
 	"sync"
+	"time"
 
 	"github.com/snapferry/snapferry/snapshot"
 )
@@ -34,19 +35,37 @@ func restore(ctx context.Context, stores []Store, opts *Options) (map[string]Rep
 	}
 	r := &run{opts: &o, yard: newYard(&o)}
 	defer r.close()
+	begun := time.Now()
 	if err := r.survey(stores); err != nil {
 		return nil, err
 	}
 	if o.DryRun {
 		return r.foretell(ctx)
 	}
-	if err := r.stage(ctx); err != nil {
+	err := r.stage()
+	if err == nil {
+		begun = r.phase(Prepare, begun)
+		err = r.build(ctx)
+	}
+	if err != nil {
 		return nil, errors.Join(err, r.abandon())
 	}
+	begun = r.phase(Build, begun)
 	if err := r.swap(); err != nil {
 		return nil, err
 	}
-	return r.reports(), r.cleanUp()
+	err = r.cleanUp()
+	r.phase(Swap, begun)
+	return r.reports(), err
+}
+
+// phase tells that a phase is complete and returns when the next begins.
+func (r *run) phase(p Phase, begun time.Time) time.Time {
+	now := time.Now()
+	if r.opts.OnPhase != nil {
+		r.opts.OnPhase(p, now.Sub(begun))
+	}
+	return now
 }
 
 func (r *run) close() {
@@ -80,14 +99,14 @@ func (r *run) survey(stores []Store) (err error) {
 	return err
 }
 
-// stage brings the complete trees to the stagings, durably.
-func (r *run) stage(ctx context.Context) error {
+// stage makes the stagings ready for the new trees.
+func (r *run) stage() error {
 	for _, step := range []func() error{r.enter, r.recover, r.setAside, r.checkSpace, r.prepare} {
 		if err := step(); err != nil {
 			return err
 		}
 	}
-	return r.build(ctx)
+	return nil
 }
 
 // enter makes and locks the stagings.
@@ -163,7 +182,7 @@ func (r *run) prepare() error {
 	return nil
 }
 
-// build fills the trees.
+// build fills the trees, durably.
 func (r *run) build(ctx context.Context) error {
 	b := r.builder
 	inner := b.start(ctx)
