@@ -365,11 +365,12 @@ func isBlob(key string) bool { return strings.Contains(key, "/b/") }
 
 var _ blob.Driver = (*hookDriver)(nil)
 
-// hookDriver calls before ahead of each put, and get ahead of each get. The first may
-// fail the put.
+// hookDriver calls before ahead of each put, after with its outcome behind it, and get
+// ahead of each get. The first two may fail the put.
 type hookDriver struct {
 	blob.Driver
 	before func(key string, n int64) error
+	after  func(key string, err error) error
 	get    func(key string)
 }
 
@@ -379,7 +380,11 @@ func (d *hookDriver) Put(ctx context.Context, key string, body blob.Body, opts b
 			return err
 		}
 	}
-	return d.Driver.Put(ctx, key, body, opts)
+	err := d.Driver.Put(ctx, key, body, opts)
+	if d.after != nil {
+		err = d.after(key, err)
+	}
+	return err
 }
 
 func (d *hookDriver) Get(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {

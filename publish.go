@@ -22,6 +22,9 @@ func (p *Pending) prepare(ctx context.Context) error { return p.land(ctx, (*atte
 func (p *Pending) land(ctx context.Context, enter func(*attempt, context.Context) error) error {
 	for try := 0; ; try++ {
 		err := enter(p.attempt, ctx)
+		if errors.Is(err, head.ErrDone) { // an earlier try did it, and its answer was lost
+			err = p.task.found(ctx, p.attempt)
+		}
 		if err == nil {
 			return nil
 		}
@@ -40,6 +43,17 @@ func (p *Pending) land(ctx context.Context, enter func(*attempt, context.Context
 			return err
 		}
 	}
+}
+
+// found takes an attempt up that the head has, although no append was acknowledged.
+func (t *Task) found(ctx context.Context, a *attempt) error {
+	if err := t.reload(ctx); err != nil {
+		return err
+	}
+	t.forget, t.cleaned = nil, nil
+	emit(t.opts.Observer.Published, Published{t.id, a.id, a.sequence, 0})
+	a.saveCaches()
+	return nil
 }
 
 // undecided tells whether what an entry names may be, or may yet become, part of the
@@ -219,17 +233,21 @@ func (t *Task) abandon(ctx context.Context, a *attempt) {
 // abandonTime bounds how long giving up may take.
 const abandonTime = 15 * time.Second
 
-// deleteAttempt deletes what an attempt wrote, save what its recorded progress names.
+// deleteAttempt deletes what an attempt wrote, unless the newest entry shows that it is in
+// the log: a slot that holds another's entry is no proof that the attempt's was not
+// there before (decision 0001). What its recorded progress names stays too.
 func (t *Task) deleteAttempt(ctx context.Context, a *attempt) error {
+	e, l, err := t.head(ctx)
+	if err != nil || e == nil {
+		return err
+	}
+	if e.Epoch != t.epoch || l.State.Names(a.Attempt) {
+		return nil
+	}
 	named := map[string]bool{}
-	if p := t.state.State.Partial; p != nil && p.Attempt == a.String() {
-		list, err := t.partial(ctx, p)
-		if err != nil {
+	if p := l.State.Partial; p != nil && p.Attempt == a.String() {
+		if named, err = t.namedByHead(ctx, l); err != nil {
 			return err
-		}
-		named[blobPrefix(t.id)+p.Chunks.Key] = true
-		for _, b := range list.Blobs {
-			named[b.Key] = true
 		}
 	}
 	var dead []string

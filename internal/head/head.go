@@ -13,6 +13,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"time"
 
 	"github.com/snapferry/snapferry/internal/sentinel"
@@ -170,7 +171,14 @@ type Commit struct {
 	Now        time.Time
 }
 
+// ErrDone says that the attempt is in the log already, by an earlier try whose answer was
+// lost.
+var ErrDone = errors.New("published already")
+
 func (s *State) admit(c *Commit) error {
+	if s.Names(c.Attempt) {
+		return fmt.Errorf("attempt %s: %w", c.Attempt, ErrDone)
+	}
 	if s.Epoch != c.Attempt.Epoch {
 		return fmt.Errorf("epoch %d: %w", c.Attempt.Epoch, sentinel.Fenced)
 	}
@@ -323,6 +331,12 @@ func (s *State) Release(owners []string, slot uint64, now time.Time) *State {
 		}
 	}
 	return n
+}
+
+// Names tells whether a checkpoint of the attempt is, or was last, in the log.
+func (s *State) Names(a Attempt) bool {
+	own := a.String()
+	return s.LastDone == own || slices.ContainsFunc(s.Live(), func(c Checkpoint) bool { return strings.HasPrefix(c.Blob.Key, own+"/") })
 }
 
 // CanCommit tells whether an attempt may still become a checkpoint (P8): of a blob

@@ -84,7 +84,7 @@ func TestCommitRefused(t *testing.T) {
 	}{
 		"older epoch":         {func(s *State, _ *Commit) *State { return s.Claim() }, sentinel.Fenced},
 		"voided":              {func(s *State, c *Commit) *State { return s.Void([]string{c.Attempt.String()}) }, sentinel.Conflict},
-		"same attempt twice":  {func(s *State, c *Commit) *State { c.Attempt = first.Attempt; return s }, sentinel.Conflict},
+		"same attempt twice":  {func(s *State, c *Commit) *State { c.Attempt = first.Attempt; return s }, ErrDone},
 		"borrows the dropped": {func(s *State, c *Commit) *State { c.Borrows = []string{"gone"}; return s }, ErrBaseGone},
 		"resumes the dropped": {func(s *State, c *Commit) *State { c.Resumed = "gone"; return s }, ErrBaseGone},
 		"base trimmed": {func(s *State, c *Commit) *State {

@@ -30,6 +30,7 @@ func (m *model) ownerSteps(w world, i int, out emit) {
 	case ready:
 		m.startAttempt(w, o, to)
 	case uploaded:
+		m.giveUp(w, o, to)
 		m.seal(w, o, to)
 	case publish:
 		if m.broken == AbortDeletes {
@@ -40,6 +41,7 @@ func (m *model) ownerSteps(w world, i int, out emit) {
 			out(w, Event{"commit", act})
 		})
 	case reread:
+		m.giveUp(w, o, to)
 		m.rereadHead(w, o, to)
 	case lateSeal:
 		w.sealed |= w.fresh & one(o.att)
@@ -140,6 +142,19 @@ func (m *model) buildCommit(o owner, checkBase bool) owner {
 	}
 	o.pc, o.app = publish, appender{put, rec}
 	return o
+}
+
+// giveUp is what an owner may do while no entry with the attempt is on its way (decision
+// 0001). That its slot holds another's entry is not enough: the commit may have been
+// there, superseded and removed. So it reads the head first.
+func (m *model) giveUp(w world, o owner, to become) {
+	h := m.entry(w.newest()).head
+	_, named := h.retained(o.att)
+	if m.broken != TrustLostSlot && (h.epoch != uint8(o.epoch) || named || h.done == o.att) {
+		return
+	}
+	w.remove(one(o.att))
+	to(w, o.withoutAttempt(), "gives an upload up and deletes it")
 }
 
 // abort is what P3.5 forbids.

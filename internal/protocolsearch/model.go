@@ -24,6 +24,7 @@ const (
 	HeadDeleted              // P2: the newest name may be removed
 	PublishFirst             // P5d: the commit comes before the seal
 	BaseNotRechecked         // P5e: a collision does not check the base again
+	TrustLostSlot            // 0001: a slot that holds another's entry is taken for a commit that failed
 	NoReread                 // P10: a missing blob is taken for damage without reading the head again
 )
 

@@ -63,6 +63,7 @@ func TestNoViolationLarge(t *testing.T) {
 // Each rule is needed: without it the search finds how a promise is broken.
 func TestBreaksAreFound(t *testing.T) {
 	owners := Bounds{Slots: 6, Attempts: 2, Claims: 2, Ghosts: 1, Sweeper: true, Pruner: true, States: 1e5}
+	single := Bounds{Slots: 5, Attempts: 1, Claims: 2, Sweeper: true, States: 1e5}
 	expiry := Bounds{Slots: 4, Attempts: 2, Claims: 1, Expiry: true, States: 1e5}
 	pruned := Bounds{Slots: 5, Attempts: 3, Claims: 1, Pruner: true, States: 1e5}
 	restore := Bounds{Slots: 5, Attempts: 3, Claims: 1, Pruner: true, Restorer: true, States: 1e5}
@@ -80,6 +81,7 @@ func TestBreaksAreFound(t *testing.T) {
 		{"P3.4 left out", NoNameCheck, owners, falseAck},
 		{"P3.4 left out for claims", NoNameCheckOfClaim, owners, falseAck},
 		{"P3.5 abort deletes while unknown", AbortDeletes, owners, lostBlob},
+		{"0001 lost slot taken for a failed commit", TrustLostSlot, single, lostBlob},
 		{"P9 sweep by age alone", SweepByAge, owners, lostBlob},
 		{"P2 head name deleted", HeadDeleted, owners, falseAck},
 		{"P5d publish before seal", PublishFirst, expiry, lostBlob},
@@ -123,7 +125,7 @@ func everyEvent() []Event {
 	own := map[string][]string{
 		"owner": {
 			"reads the head and claims", "uploads", "uploads, borrowing", "seals", "seals: blob is gone",
-			"reads the head and decides again", "deletes a dead blob", "crashes",
+			"gives an upload up and deletes it", "reads the head and decides again", "deletes a dead blob", "crashes",
 		},
 		"claim":    claims,
 		"commit":   appends,
