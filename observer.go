@@ -18,6 +18,7 @@ type Observer struct {
 
 	RestorePlanned func(RestorePlanned)
 	RestoredStore  func(RestoredStore)
+	FileRestored   func(FileDone)
 	Restored       func(Restored)
 
 	Warned func(Warned)
@@ -51,7 +52,8 @@ type Compared struct {
 	AddedDirs, RetainedDirs, RemovedDirs int64
 }
 
-// FileDone: one file was read and its new chunks handed to the uploader.
+// FileDone: one file was read and its new chunks handed to the uploader, or one was
+// restored whole.
 type FileDone struct {
 	Task     TaskID
 	Store    string

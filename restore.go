@@ -281,7 +281,8 @@ func (r *restorer) onBytes(store string, n int64) {
 	emit(r.observer.Progress, Progress{Task: r.id, Store: store, Bytes: n})
 }
 
-func (r *restorer) onFile(store, _ string) {
+func (r *restorer) onFile(store string, e *snapshot.Entry, took time.Duration) {
+	emit(r.observer.FileRestored, FileDone{r.id, store, e.Size, took})
 	emit(r.observer.Progress, Progress{Task: r.id, Store: store, Files: 1})
 }
 

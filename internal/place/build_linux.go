@@ -5,6 +5,7 @@ import (
 	"errors"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
@@ -90,7 +91,7 @@ func (b *builder) finish(e ending) error {
 	}
 	t.report.files.Add(1)
 	if b.opts.OnFile != nil {
-		b.opts.OnFile(t.store.Name, entry.Path)
+		b.opts.OnFile(t.store.Name, entry, time.Since(e.f.began))
 	}
 	return nil
 }
@@ -159,6 +160,9 @@ func writeAt(fd int, p []byte, offset int64) error {
 func (f *file) open() (fd int, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.began.IsZero() {
+		f.began = time.Now()
+	}
 	if f.made {
 		return f.t.tree.open(f.entry.Path, unix.O_RDWR, 0)
 	}
@@ -225,7 +229,7 @@ func (b *builder) link(t *target, e *snapshot.Entry) error {
 	}
 	t.report.files.Add(1)
 	if b.opts.OnFile != nil {
-		b.opts.OnFile(t.store.Name, e.Path)
+		b.opts.OnFile(t.store.Name, e, 0)
 	}
 	return nil
 }

@@ -65,8 +65,9 @@ type Options struct {
 	DryRun bool
 	// Warn is told what went wrong without making the restore fail.
 	Warn func(store, path string, err error)
-	// OnFile is told of every regular file whose bytes and metadata are in place.
-	OnFile func(store, path string)
+	// OnFile is told of every regular file whose bytes and metadata are in place, and how
+	// long that took from the first of its bytes.
+	OnFile func(store string, e *snapshot.Entry, took time.Duration)
 	// OnPhase is told how long each phase took that was completed.
 	OnPhase func(p Phase, took time.Duration)
 	// OnBytes is told of file bytes as they are put in place or found there.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -120,7 +121,7 @@ func TestRoundTrip(t *testing.T) {
 			opts := w.options()
 			opts.durability = d
 			var files, bytes int64
-			opts.OnFile = func(string, string) { w.mu.Lock(); files++; w.mu.Unlock() }
+			opts.OnFile = func(string, *snapshot.Entry, time.Duration) { w.mu.Lock(); files++; w.mu.Unlock() }
 			opts.OnBytes = func(_ string, n int64) { w.mu.Lock(); bytes += n; w.mu.Unlock() }
 			rep := w.mustRestore(src, x, w.path("out/deep/kv"), opts)
 			only(t, w.path("out/deep"), "kv")

@@ -8,6 +8,7 @@ import (
 	"sort"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"github.com/snapferry/snapferry/internal/sentinel"
 	"github.com/snapferry/snapferry/snapshot"
@@ -21,6 +22,7 @@ type file struct {
 
 	mu      sync.Mutex // guards made, and with it the creation
 	made    bool       // it is there, under its name in the tree
+	began   time.Time  // when this run first touched it
 	resumed bool       // an earlier run made it
 }
 
