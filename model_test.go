@@ -36,7 +36,7 @@ var regressions = []struct {
 
 const (
 	histories     = 500
-	longHistories = 20_000 // with SNAPFERRY_LONG=1
+	longHistories = 4_000 // with SNAPFERRY_LONG=1
 )
 
 func TestModel(t *testing.T) {

@@ -91,7 +91,7 @@ func (b *builder) finish(e ending) error {
 	}
 	t.report.files.Add(1)
 	if b.opts.OnFile != nil {
-		b.opts.OnFile(t.store.Name, entry, time.Since(e.f.began))
+		b.opts.OnFile(t.store.Name, entry, e.f.age())
 	}
 	return nil
 }
@@ -154,6 +154,17 @@ func writeAt(fd int, p []byte, offset int64) error {
 		p, offset = p[n:], offset+int64(n)
 	}
 	return nil
+}
+
+// age returns how long ago the first of its bytes was put in place; 0 if an earlier run
+// did it all.
+func (f *file) age() time.Duration {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.began.IsZero() {
+		return 0
+	}
+	return time.Since(f.began)
 }
 
 // open opens the staged file for writing and creates it the first time.
