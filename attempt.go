@@ -144,7 +144,10 @@ func (a *attempt) read(ctx context.Context, p *Pending, put func(context.Context
 	if err := a.borrow(ctx, p); err != nil {
 		return err
 	}
-	older := newHistory(&a.task.view, a.task.state.State, p.bases())
+	var older *history
+	if !a.task.opts.Full {
+		older = newHistory(&a.task.view, a.task.state.State, p.bases())
+	}
 	a.packer = newPacker(ctx, &a.task.opts, func() map[snapshot.Digest]snapshot.Location { return a.reusable(p) }, older, a.newKey, put)
 	up := newUploader(a.task.id, &a.task.opts, a.packer)
 	for _, f := range p.images {
@@ -154,9 +157,7 @@ func (a *attempt) read(ctx context.Context, p *Pending, put func(context.Context
 	if ferr := a.packer.flush(); ferr != nil {
 		err = ferr // the cause; readers only saw that the group had ended
 	}
-	for id := range older.borrows {
-		a.borrows = append(a.borrows, id)
-	}
+	a.borrows = append(a.borrows, older.borrowed()...)
 	slices.Sort(a.borrows)
 	return err
 }
@@ -175,6 +176,9 @@ func (p *Pending) bases() map[string]*base {
 // borrow notes whose content the attempt may reuse: that of the bases of its stores,
 // and of an upload that was interrupted (P5b, P5g).
 func (a *attempt) borrow(ctx context.Context, p *Pending) error {
+	if a.task.opts.Full {
+		return nil
+	}
 	for _, b := range p.bases() {
 		if !slices.Contains(a.borrows, b.checkpoint) {
 			a.borrows = append(a.borrows, b.checkpoint)
@@ -192,7 +196,12 @@ func (a *attempt) borrow(ctx context.Context, p *Pending) error {
 	case err != nil:
 		return err
 	}
-	a.kept = keeper{attempt: partial.Attempt, chunks: list.Chunks}
+	sizes, err := a.task.sizes(ctx, blobKeys(list.Blobs))
+	if err != nil {
+		return err
+	}
+	there := slices.DeleteFunc(list.Chunks, func(c snapshot.StoredChunk) bool { return !holds(sizes[c.Blob], c.Location) })
+	a.kept = keeper{attempt: partial.Attempt, chunks: there}
 	return nil
 }
 
@@ -200,10 +209,15 @@ func (a *attempt) borrow(ctx context.Context, p *Pending) error {
 // asks.
 func (a *attempt) reusable(p *Pending) map[snapshot.Digest]snapshot.Location {
 	known := make(map[snapshot.Digest]snapshot.Location)
+	if a.task.opts.Full {
+		return known
+	}
 	for _, b := range p.bases() {
 		for i := range b.index.Entries {
 			for _, c := range b.index.Entries[i].Chunks {
-				known[c.Digest] = c.Location
+				if !b.lost[c.Blob] {
+					known[c.Digest] = c.Location
+				}
 			}
 		}
 	}
@@ -220,7 +234,7 @@ func (a *attempt) newRun(f *frozen, src source.Source, up *uploader) *storeRun {
 	t := a.task
 	r := &storeRun{frozen: f, src: src, up: up, read: map[string]*content{}}
 	if b := t.bases[f.name]; b != nil {
-		r.base = b.index
+		r.from, r.base = b, b.index
 	}
 	if t.opts.CacheDir == "" || f.img.CacheKey() == "" {
 		return r
@@ -267,6 +281,9 @@ func (a *attempt) putIndex(ctx context.Context, r *storeRun) error {
 	var prev *snapshot.Root
 	if b := t.bases[r.name]; b != nil {
 		prev, x.Prev = b.root, b.marker.String()
+	}
+	if t.opts.Full {
+		prev = nil
 	}
 	key := a.newKey()
 	object, root, err := snapshot.Encode(x, key, prev)

@@ -241,13 +241,13 @@ func (c *collector) stale(ctx context.Context, by map[string][]blob.Info) ([]str
 		if err != nil || !c.l.State.CanCommit(a) || c.allKept(infos) {
 			continue
 		}
-		if now.IsZero() {
+		if now.IsZero() && c.opts.OlderThan > 0 { // a full disk has no clock, and needs gc most
 			if now, err = c.blobs.Now(ctx); err != nil {
 				return nil, err
 			}
 		}
 		newest := slices.MaxFunc(infos, func(a, b blob.Info) int { return a.Modified.Compare(b.Modified) })
-		if now.Sub(newest.Modified) >= c.opts.OlderThan {
+		if c.opts.OlderThan <= 0 || now.Sub(newest.Modified) >= c.opts.OlderThan {
 			out = append(out, dir)
 		}
 	}

@@ -3,6 +3,7 @@ package snapferry
 import (
 	"context"
 	"errors"
+	"maps"
 	"slices"
 
 	"golang.org/x/sync/errgroup"
@@ -65,6 +66,14 @@ func (h *history) find(ctx context.Context, d snapshot.Digest) (snapshot.Locatio
 	return c.Location, ok, nil
 }
 
+// borrowed returns the checkpoints whose content was found.
+func (h *history) borrowed() []string {
+	if h == nil {
+		return nil
+	}
+	return slices.Collect(maps.Keys(h.borrows))
+}
+
 // load reads what the list has. A checkpoint that is damaged, or was pruned meanwhile, is
 // no place to borrow from, and no reason not to back up.
 func (h *history) load(ctx context.Context) error {
@@ -81,9 +90,17 @@ func (h *history) load(ctx context.Context) error {
 	if err := g.Wait(); err != nil {
 		return err
 	}
+	var keys []string
+	for _, r := range slices.Concat(roots...) {
+		keys = append(keys, blobKeys(r.Blobs)...)
+	}
+	sizes, err := h.view.sizes(ctx, keys)
+	if err != nil {
+		return err
+	}
 	for i := range roots {
 		for _, r := range roots[i] {
-			if err := unlessLost(h.add(ctx, r, h.list[i].ID)); err != nil {
+			if err := unlessLost(h.add(ctx, r, h.list[i].ID, sizes)); err != nil {
 				return err
 			}
 		}
@@ -115,8 +132,9 @@ func (h *history) roots(ctx context.Context, c *head.Checkpoint) ([]*snapshot.Ro
 	return roots, nil
 }
 
-// add takes up the chunks of the segments of one index that were not seen yet.
-func (h *history) add(ctx context.Context, r *snapshot.Root, id string) error {
+// add takes up the chunks of the segments of one index that were not seen yet, as far as
+// the blobs are there.
+func (h *history) add(ctx context.Context, r *snapshot.Root, id string, sizes map[string]int64) error {
 	for i := range r.Segments {
 		ref := &r.Segments[i]
 		if h.skip[ref.Content] {
@@ -132,7 +150,7 @@ func (h *history) add(ctx context.Context, r *snapshot.Root, id string) error {
 			return err
 		}
 		for _, c := range chunks {
-			if _, ok := h.found[c.Digest]; !ok {
+			if _, ok := h.found[c.Digest]; !ok && holds(sizes[c.Blob], c.Location) {
 				h.found[c.Digest] = oldChunk{c.Location, id}
 			}
 		}

@@ -92,6 +92,9 @@ func ReadInfo(ctx context.Context, blobs *blob.Store) (RepoInfo, error) {
 // Init makes a repository in blobs after it has probed that the store gives what the
 // commit protocol needs. It fails with fs.ErrExist if there is one already.
 func Init(ctx context.Context, blobs *blob.Store) (RepoInfo, error) {
+	if err := mustBeEmpty(ctx, blobs); err != nil {
+		return RepoInfo{}, wrap("init", blobs.String(), err)
+	}
 	if err := blobs.Probe(ctx); err != nil {
 		return RepoInfo{}, wrap("init", blobs.String(), err)
 	}
@@ -123,6 +126,25 @@ func Ensure(ctx context.Context, blobs *blob.Store) (info RepoInfo, created bool
 		return info, false, err
 	}
 	return info, err == nil, err
+}
+
+// mustBeEmpty refuses to make a repository over what is there: over the data of one whose
+// identity was lost, above all, which a new identity would make unreachable.
+func mustBeEmpty(ctx context.Context, blobs *blob.Store) error {
+	for info, err := range blobs.List(ctx, "", "") {
+		switch {
+		case err != nil:
+			return err
+		case strings.HasPrefix(info.Key, probePrefix):
+		case info.Key == repoKey:
+			return fmt.Errorf("there is a repository already: %w", fs.ErrExist)
+		case strings.HasPrefix(info.Key, tasksPrefix):
+			return fmt.Errorf("%w: %s is missing, but the data of a repository is there; put it back from a copy", sentinel.Corrupt, repoKey)
+		default:
+			return fmt.Errorf("there are other things here (%s): choose an empty place", info.Key)
+		}
+	}
+	return nil
 }
 
 // bind says which checkpoint store holds a task's log. Without it two owners with

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io"
 	"io/fs"
+	"maps"
 	"slices"
 	"strings"
 	"time"
@@ -161,10 +162,31 @@ func (v *view) checkpointBlob(ctx context.Context, c *head.Checkpoint) (*checkpo
 		return nil, fmt.Errorf("checkpoint blob %s: %w", key, err)
 	}
 	var b checkpointBlob
-	if err := json.Unmarshal(payload, &b); err != nil || b.Checkpoint != c.ID {
-		return nil, fmt.Errorf("checkpoint blob %s: %w: not that of %s", key, sentinel.Corrupt, c.ID)
+	if err := json.Unmarshal(payload, &b); err != nil {
+		return nil, fmt.Errorf("checkpoint blob %s: %w: %v", key, sentinel.Corrupt, err)
+	}
+	if err := b.check(v.id, c); err != nil {
+		return nil, fmt.Errorf("checkpoint blob %s: %w: %v", key, sentinel.Corrupt, err)
 	}
 	return &b, nil
+}
+
+// check holds a checkpoint blob against what the head says of it. Names of stores become
+// names of directories, so none is believed (I6).
+func (b *checkpointBlob) check(id TaskID, c *head.Checkpoint) error {
+	if b.Checkpoint != c.ID || b.Job != id.Job || b.Task != id.Task {
+		return fmt.Errorf("it is of checkpoint %s of %s/%s, not %s of %s", b.Checkpoint, b.Job, b.Task, c.ID, id)
+	}
+	names := slices.Sorted(maps.Keys(b.Stores))
+	if !slices.Equal(names, c.Stores) {
+		return fmt.Errorf("it has the stores %q, the head says %q", names, c.Stores)
+	}
+	for _, name := range names {
+		if err := checkpoint.ValidName(name); err != nil {
+			return fmt.Errorf("store: %v", err)
+		}
+	}
+	return nil
 }
 
 // root reads the first part of an index: enough to know which blobs it needs.

@@ -38,9 +38,6 @@ type Options struct {
 	// Grace is how long the blobs of a dropped checkpoint stay for readers that
 	// began before, by the store's clock. 0 means 1 h; negative means none.
 	Grace time.Duration
-	// Abandoned is after which time without a write an unsealed attempt of the
-	// current epoch counts as given up. 0 means 24 h.
-	Abandoned time.Duration
 	// CacheDir is where the identity caches lie, by which unchanged files need not
 	// be read. Empty: no cache, every file is read each time.
 	CacheDir string
@@ -50,6 +47,9 @@ type Options struct {
 	// file is then whole, but the store need not be one cut (CommitReport.Consistent
 	// tells). Without it a change fails the commit with ErrChanged (S2).
 	Reread bool
+	// Full sends everything again and reuses nothing that the repository holds: the way
+	// to a good checkpoint when Verify found damaged bytes.
+	Full bool
 	// Labels are stored with each checkpoint.
 	Labels map[string]string
 	// External says that the application publishes checkpoints itself (P6).
@@ -92,7 +92,6 @@ func (o *Options) withDefaults() (Options, error) {
 	}
 	setDefault(&v.KeepLast, 10)
 	setDefault(&v.Grace, time.Hour)
-	setDefault(&v.Abandoned, 24*time.Hour)
 	setDefault(&v.Readers, max(4, 2*runtime.GOMAXPROCS(0)))
 	setDefault(&v.PackSize, 32<<20)
 	setDefault(&v.Uploads, 3)

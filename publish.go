@@ -28,6 +28,9 @@ func (p *Pending) land(ctx context.Context, enter func(*attempt, context.Context
 		if err == nil {
 			return nil
 		}
+		if blobGone(err) {
+			err = p.task.whyGone(ctx, p.attempt, err)
+		}
 		if undecided(err) {
 			return err
 		}

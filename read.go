@@ -51,7 +51,8 @@ func proof(e *snapshot.Entry) snapshot.Digest {
 type storeRun struct {
 	*frozen
 	src   source.Source
-	base  *snapshot.Index // nil: nothing to compare with
+	from  *base           // nil: nothing to compare with
+	base  *snapshot.Index // of from
 	cache *source.Cache   // nil: every file is read
 	up    *uploader
 
@@ -79,47 +80,54 @@ func newUploader(id TaskID, opts *Options, p *packer) *uploader {
 	return u
 }
 
-// run brings the store into its final list of entries. With Reread, a file that
-// changed is looked at again by a new walk; without, it fails the commit.
+// run brings the store into its final list of entries. Without Reread a file that
+// changed fails the commit. With it the directory is walked again until two walks agree:
+// then the first of them was one cut. A directory that never stands still is taken as
+// the last walk found it, each file whole, and the report says so (S2).
 func (r *storeRun) run(ctx context.Context) error {
-	var failed error
-	for walk := 0; walk < walks; walk++ {
-		if walk > 0 {
-			if err := r.freezeAgain(ctx); err != nil {
-				return err
-			}
-		}
-		todo, err := r.compare()
-		if err != nil {
+	for walk := 1; ; walk++ {
+		differs, err := r.look(ctx)
+		if !r.up.opts.Reread {
+			r.consistent = err == nil
 			return err
 		}
-		if failed = r.readAll(ctx, todo); failed == nil {
-			failed = r.settle(ctx, len(todo) > 0)
-		}
-		if failed == nil {
+		if err == nil && !differs {
+			r.consistent = true // all is as the base has it
 			return nil
 		}
-		if !r.up.opts.Reread || !errors.Is(failed, source.ErrChanged) {
-			return failed
+		if err != nil && !errors.Is(err, source.ErrChanged) {
+			return err
+		}
+		before := r.img.Entries()
+		if walk == walks {
+			return r.giveUp(err)
+		}
+		if ferr := r.freezeAgain(ctx); ferr != nil {
+			return ferr
+		}
+		if err == nil && len(source.Changed(before, r.img.Entries())) == 0 {
+			r.consistent = true
+			return nil
 		}
 	}
-	return fmt.Errorf("%w, also after %d looks; stop its writer, or back it up through its own checkpoint", failed, walks)
 }
 
-// settle finds out whether the walk was one cut, and builds the entries.
-func (r *storeRun) settle(ctx context.Context, readAny bool) error {
-	r.consistent = true
-	if r.up.opts.Reread && readAny {
-		again, err := r.src.Freeze(ctx)
-		if err != nil {
-			return err
-		}
-		r.consistent = len(source.Changed(r.img.Entries(), again.Entries())) == 0
-		if err := again.Release(); err != nil {
-			return err
-		}
+// giveUp ends the looking at a directory that changes all the time.
+func (r *storeRun) giveUp(err error) error {
+	if err != nil {
+		return fmt.Errorf("%w, also after %d looks; stop its writer, or back it up through its own checkpoint", err, walks)
 	}
-	return r.build()
+	return nil
+}
+
+// look compares the present walk with the base, reads what has to be read, and builds the
+// entries. It tells whether the walk differs from the base in any way.
+func (r *storeRun) look(ctx context.Context) (differs bool, err error) {
+	todo, differs := r.compare()
+	if err := r.readAll(ctx, todo); err != nil {
+		return true, err
+	}
+	return differs, r.build()
 }
 
 func (r *storeRun) freezeAgain(ctx context.Context) error {
@@ -133,18 +141,19 @@ func (r *storeRun) freezeAgain(ctx context.Context) error {
 }
 
 // compare says which files have to be read: all but those whose content is proven,
-// by the cache and the base together, to be what the base has (I5).
-func (r *storeRun) compare() ([]*source.Entry, error) {
+// by the cache and the base together, to be what the base has (I5). differs tells
+// whether anything else is not as in the base either.
+func (r *storeRun) compare() (todo []*source.Entry, differs bool) {
 	start := time.Now()
 	entries := r.img.Entries()
 	links := source.HardLinks(entries)
 	r.retained = make(map[string]*snapshot.Entry)
-	var todo []*source.Entry
 	ev := Compared{Task: r.up.id, Store: r.name}
 	base := walker{index: r.base}
 	for i := range entries {
 		e := &entries[i]
 		b := base.find(e.Path)
+		differs = differs || b == nil || metadata(e).Type != b.Type || e.Type == source.Symlink && e.Link != b.Link
 		if e.Type == source.Directory {
 			ev.countDir(b)
 		}
@@ -167,7 +176,7 @@ func (r *storeRun) compare() ([]*source.Entry, error) {
 	r.countRemoved(entries, &ev)
 	ev.Duration = time.Since(start)
 	emit(r.up.opts.Observer.Compared, ev)
-	return todo, nil
+	return todo, differs || len(todo) > 0 || ev.RemovedFiles+ev.RemovedDirs > 0
 }
 
 func (ev *Compared) countDir(b *snapshot.Entry) {
@@ -180,11 +189,11 @@ func (ev *Compared) countDir(b *snapshot.Entry) {
 
 // unchanged returns the base's entry if e is proven to have its content.
 func (r *storeRun) unchanged(e *source.Entry, b *snapshot.Entry) *snapshot.Entry {
-	if r.cache == nil || b == nil || b.Type != snapshot.Regular || b.IsLink() || b.Size != e.Size {
+	if r.cache == nil || r.up.opts.Full || b == nil || b.Type != snapshot.Regular || b.IsLink() || b.Size != e.Size {
 		return nil
 	}
 	id, ok := r.cache.Lookup(e)
-	if !ok || proof(b) != snapshot.Digest(id) {
+	if !ok || proof(b) != snapshot.Digest(id) || !r.from.reusable(b) {
 		return nil
 	}
 	return b
@@ -353,7 +362,7 @@ func (r *storeRun) readChunk(ctx context.Context, f source.File, e *source.Entry
 		buf = make([]byte, max(64<<10, 1<<bits.Len32(c.Length-1))) // grown by doubling
 	}
 	data := buf[:c.Length]
-	if _, err := f.ReadAt(data, c.Offset); err != nil {
+	if n, err := f.ReadAt(data, c.Offset); n < len(data) {
 		if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
 			return fmt.Errorf("%s: %w: it became shorter", e.Path, source.ErrChanged)
 		}

@@ -101,19 +101,44 @@ func (r *Repo) List(ctx context.Context, filter ListFilter) ([]Checkpoint, error
 
 func (r *Repo) listTask(ctx context.Context, id TaskID) ([]Checkpoint, error) {
 	v := r.view(id)
-	var list []head.Checkpoint
-	blobs, err := consistentRead(ctx, v, func(l *head.Loaded) ([]*checkpointBlob, error) {
-		list = l.State.Retained
-		return v.checkpointBlobs(ctx, list)
+	return consistentRead(ctx, v, func(l *head.Loaded) ([]Checkpoint, error) {
+		out := make([]Checkpoint, len(l.State.Retained))
+		g, gctx := errgroup.WithContext(ctx)
+		g.SetLimit(fetchers)
+		for i := range out {
+			g.Go(func() error {
+				c := &l.State.Retained[i]
+				b, err := v.checkpointBlob(gctx, c)
+				if errors.Is(err, ErrCorrupt) || blobGone(err) && v.stillRetained(gctx, c.ID) {
+					out[i] = damaged(id, c, err)
+					return nil
+				}
+				if err == nil {
+					out[i] = b.describe()
+				}
+				return err
+			})
+		}
+		return out, g.Wait()
 	})
-	if err != nil {
-		return nil, err
+}
+
+// damaged describes a checkpoint by what the head has of it.
+func damaged(id TaskID, c *head.Checkpoint, why error) Checkpoint {
+	out := Checkpoint{Job: id.Job, Task: id.Task, ID: c.ID, Epoch: c.Epoch, Sequence: c.Sequence, Damaged: why.Error(), Stores: map[string]StoreInfo{}}
+	if len(c.ID) > len(idTime) {
+		out.Time, _ = time.Parse(idTime, c.ID[:len(idTime)])
 	}
-	out := make([]Checkpoint, len(blobs))
-	for i, b := range blobs {
-		out[i] = b.describe()
+	for _, name := range c.Stores {
+		out.Stores[name] = StoreInfo{}
 	}
-	return out, nil
+	return out
+}
+
+func (v *view) stillRetained(ctx context.Context, id string) bool {
+	w := *v
+	_, l, err := w.head(ctx)
+	return err == nil && l.State.Find(id) != nil
 }
 
 // consistentRead runs a read of what the head names. Something that is absent may have
@@ -137,23 +162,13 @@ func consistentRead[T any](ctx context.Context, v *view, read func(l *head.Loade
 	return zero, err
 }
 
-func (v *view) checkpointBlobs(ctx context.Context, list []head.Checkpoint) ([]*checkpointBlob, error) {
-	out := make([]*checkpointBlob, len(list))
-	g, gctx := errgroup.WithContext(ctx)
-	g.SetLimit(fetchers)
-	for i := range list {
-		g.Go(func() (err error) {
-			out[i], err = v.checkpointBlob(gctx, &list[i])
-			return err
-		})
-	}
-	return out, g.Wait()
-}
+// idTime is the form of the time that a checkpoint id begins with.
+const idTime = "20060102T150405.000000Z"
 
 // At says which checkpoint of a task is meant: the zero value is the latest.
 type At struct {
 	id   string
-	time time.Time
+	time *time.Time
 }
 
 // ParseAt reads "" or "latest", a checkpoint id, or an RFC 3339 time, which means the
@@ -163,10 +178,10 @@ func ParseAt(s string) (At, error) {
 		return At{}, nil
 	}
 	if at, err := time.Parse(time.RFC3339Nano, s); err == nil {
-		return At{time: at}, nil
+		return At{time: &at}, nil
 	}
-	if len(s) > len("20060102T150405.000000Z-") {
-		if _, err := time.Parse("20060102T150405.000000Z", s[:len("20060102T150405.000000Z")]); err == nil {
+	if len(s) > len(idTime)+1 {
+		if _, err := time.Parse(idTime, s[:len(idTime)]); err == nil {
 			return At{id: s}, nil
 		}
 	}
@@ -178,7 +193,7 @@ func (a At) String() string {
 	switch {
 	case a.id != "":
 		return a.id
-	case !a.time.IsZero():
+	case a.time != nil:
 		return a.time.UTC().Format(time.RFC3339Nano)
 	}
 	return "latest"
@@ -199,7 +214,7 @@ func (a At) find(ctx context.Context, v *view, s *head.State) (*head.Checkpoint,
 		return nil, fmt.Errorf("checkpoint %s: %w", a.id, ErrNotFound)
 	case len(s.Retained) == 0:
 		return nil, fmt.Errorf("task %s has no checkpoint: %w", v.id, ErrNotFound)
-	case !a.time.IsZero():
+	case a.time != nil:
 		return a.before(s.Retained)
 	}
 	return s.Latest(), nil
@@ -207,10 +222,9 @@ func (a At) find(ctx context.Context, v *view, s *head.State) (*head.Checkpoint,
 
 // before finds the newest checkpoint not after a time. Ids begin with their time.
 func (a At) before(list []head.Checkpoint) (*head.Checkpoint, error) {
-	const form = "20060102T150405.000000Z"
-	limit := a.time.UTC().Format(form)
+	limit := a.time.UTC().Format(idTime)
 	for i := len(list) - 1; i >= 0; i-- {
-		if len(list[i].ID) > len(form) && list[i].ID[:len(form)] <= limit {
+		if len(list[i].ID) > len(idTime) && list[i].ID[:len(idTime)] <= limit {
 			return &list[i], nil
 		}
 	}
@@ -243,6 +257,11 @@ func (r *Repo) known(ctx context.Context, v *view) error {
 		return err
 	}
 	err := checkBind(ctx, r.blobs, v.id, bind{Checkpoints: r.store})
+	if errors.Is(err, fs.ErrNotExist) {
+		if _, herr := v.log.Head(ctx); herr == nil {
+			return nil // only the note of whose log it is was lost, and here the log is
+		}
+	}
 	return notFound(err, "no task %s in this repository", v.id)
 }
 

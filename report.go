@@ -63,6 +63,9 @@ type Checkpoint struct {
 	Stores     map[string]StoreInfo
 	Bytes      int64 // sum of the file sizes of all stores
 	Consistent bool
+	// Damaged says why the checkpoint cannot be restored, if its blob could not be read:
+	// then offsets, labels and sizes are not known. Verify finds other damage.
+	Damaged string
 }
 
 // StoreInfo is what a checkpoint says of one store.

@@ -25,9 +25,11 @@ import (
 type RestoreOptions struct {
 	// Dir, when no targets are given, is where each store goes as Dir/NAME.
 	Dir string
-	// Include keeps only paths that match one of these globs (path.Match on the whole
-	// path or on one of its parents), with their parents. A target that exists is then
-	// brought to exactly that part.
+	// Include keeps only what matches one of these globs, with what lies below it and
+	// the directories above. As in source.DirOptions.Exclude, path.Match decides on the
+	// base name and on the whole path; one match is enough. A store in which nothing
+	// matches is left as it is, and if there is no other, Restore ends with ErrNotFound.
+	// Another target that exists is brought to exactly that part.
 	Include []string
 	// StrictOwner makes an owner that cannot be set an error instead of a warning.
 	StrictOwner bool
@@ -98,7 +100,28 @@ func (r *restorer) restore(ctx context.Context, opts *RestoreOptions) (*RestoreR
 	return rep, nil
 }
 
+// check refuses arguments by which something would be restored that nobody means.
+func (r *restorer) check() error {
+	if r.targets != nil && len(r.targets) == 0 {
+		return errors.New("no stores given")
+	}
+	for name, dir := range r.targets {
+		if dir == "" {
+			return fmt.Errorf("store %s: its target is empty", name)
+		}
+	}
+	for _, glob := range r.opts.Include {
+		if _, err := path.Match(glob, ""); err != nil {
+			return fmt.Errorf("include %q: %w", glob, err)
+		}
+	}
+	return nil
+}
+
 func (r *restorer) run(ctx context.Context) (rep *RestoreReport, err error) {
+	if err := r.check(); err != nil {
+		return nil, err
+	}
 	owner := randomHex(8)
 	held := false
 	defer func() {
@@ -174,11 +197,16 @@ func (r *restorer) attempt(ctx context.Context, c *head.Checkpoint) (*RestoreRep
 			return nil, fmt.Errorf("store %s: %w", name, err)
 		}
 		if len(r.opts.Include) > 0 {
-			x = snapshot.Filter(x, r.included)
+			if x = snapshot.Filter(x, r.included); len(x.Entries) == 0 {
+				continue
+			}
 		}
 		stores = append(stores, place.Store{Name: name, Target: targets[name], Index: x})
 		t := x.Totals()
 		emit(r.observer.RestorePlanned, RestorePlanned{r.id, name, t.Files, t.Bytes, time.Since(start)})
+	}
+	if len(stores) == 0 && len(r.opts.Include) > 0 {
+		return nil, fmt.Errorf("nothing in checkpoint %s matches %q: %w", c.ID, r.opts.Include, ErrNotFound)
 	}
 	return r.place(ctx, c.ID, stores)
 }
@@ -206,12 +234,18 @@ func (r *restorer) choose(b *checkpointBlob) (map[string]string, error) {
 func (r *restorer) included(p string) bool {
 	for ; p != "." && p != ""; p = path.Dir(p) {
 		for _, glob := range r.opts.Include {
-			if ok, err := path.Match(glob, p); ok && err == nil {
+			if matches(glob, p) || matches(glob, path.Base(p)) {
 				return true
 			}
 		}
 	}
 	return false
+}
+
+// matches is path.Match for a glob that is known to be valid.
+func matches(glob, name string) bool {
+	ok, err := path.Match(glob, name)
+	return ok && err == nil
 }
 
 func (r *restorer) place(ctx context.Context, id string, stores []place.Store) (*RestoreReport, error) {

@@ -48,6 +48,7 @@ type base struct {
 	marker     marker
 	root       *snapshot.Root
 	index      *snapshot.Index
+	lost       map[string]bool // blobs it names that do not hold what it says
 }
 
 // Open takes the task over: it claims the next epoch, which fences every older owner,
@@ -92,7 +93,7 @@ func (t *Task) open(ctx context.Context, checkpoints *checkpoint.Store) error {
 		return err
 	}
 	if t.opts.IfRunning == Fail {
-		if err := t.checkIdle(ctx, info.Now); err != nil {
+		if err := t.checkIdle(ctx); err != nil {
 			return err
 		}
 	}
@@ -129,9 +130,13 @@ func (t *Task) bind(ctx context.Context, store string) error {
 }
 
 // checkIdle fails if the current epoch wrote within RunningWindow, by the store's clock.
-func (t *Task) checkIdle(ctx context.Context, now time.Time) error {
+func (t *Task) checkIdle(ctx context.Context) error {
 	e, l, err := t.head(ctx)
 	if err != nil || e == nil {
+		return err
+	}
+	now, err := t.blobs.Now(ctx)
+	if err != nil {
 		return err
 	}
 	newest := e.Stored
@@ -144,7 +149,7 @@ func (t *Task) checkIdle(ctx context.Context, now time.Time) error {
 		}
 	}
 	if age := now.Sub(newest); age < RunningWindow {
-		return fmt.Errorf("epoch %d wrote %s ago; wait, or pre-empt it: %w", l.State.Epoch, age.Round(time.Second), ErrRunning)
+		return fmt.Errorf("an owner (epoch %d) wrote %s ago: %w", l.State.Epoch, age.Round(time.Second), ErrRunning)
 	}
 	return nil
 }
@@ -261,8 +266,9 @@ func (t *Task) loadBase(ctx context.Context, store, id string, m marker) error {
 	if err != nil {
 		return err
 	}
-	t.bases[store] = &base{checkpoint: id, marker: m, root: root, index: x}
-	return nil
+	b := &base{checkpoint: id, marker: m, root: root, index: x}
+	t.bases[store] = b
+	return t.findLost(ctx, store, b)
 }
 
 // Epoch returns the epoch this owner claimed.

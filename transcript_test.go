@@ -130,7 +130,9 @@ func (s *scribe) golden(name string, action func()) []blobtest.Call {
 
 // sortReads gives reads that follow each other, which are made in parallel, one order.
 func sortReads(lines []string) {
-	read := func(s string) bool { return strings.HasPrefix(s, "get ") }
+	read := func(s string) bool {
+		return strings.HasPrefix(s, "get ") || strings.HasPrefix(s, "list ") && strings.HasSuffix(s, ">/")
+	}
 	for i := 0; i < len(lines); i++ {
 		k := i
 		for k < len(lines) && read(lines[k]) {

@@ -11,15 +11,13 @@ type Info struct {
 	// ID is the identity that a task's bind object records, so that nobody deletes
 	// by the log of the wrong store.
 	ID string
-	// Now is the store's own clock. Ages are differences of it and Entry.Stored.
-	Now time.Time
 }
 
 // Driver keeps the logs of many tasks. Its methods may be called concurrently, also by
 // several processes on one store. They block until done or ctx ends. Errors are
 // returned raw: the Store adds what was tried.
 type Driver interface {
-	// Info returns the store's identity and its clock.
+	// Info returns the store's identity. It needs nothing of the store but to be readable.
 	Info(ctx context.Context) (Info, error)
 
 	// Head returns the newest entry. A task without a log is fs.ErrNotExist; a newest
@@ -42,9 +40,8 @@ type Driver interface {
 	// ErrConflict says that the slot belongs to another entry, so this one is not
 	// in the log and never will be. ErrFenced says that the slot's name had been used and
 	// removed before, so that e is not in the log although its name was free; nothing
-	// may be deleted on the strength of it. An error that wraps fs.ErrInvalid,
-	// fs.ErrPermission, ErrNoEffect or ErrClosed says that this call changed nothing. After any other
-	// error the outcome is unknown; calling Append again with the same entry finds out.
+	// may be deleted on the strength of it. An error that wraps ErrNoEffect
+	// says that this call changed nothing. After any other error the outcome is unknown; calling Append again with the same entry finds out.
 	Append(ctx context.Context, task TaskID, e *Entry) error
 
 	// Tasks yields every task that has a log, each one once, in an order of its own.

@@ -244,13 +244,11 @@ func (l *Log) settle(ctx context.Context) (*Entry, error) {
 
 // changedNothing reports the errors with which a driver promises that the call that
 // returned them changed nothing. Earlier calls may have.
-func changedNothing(err error) bool {
-	return errors.Is(err, fs.ErrInvalid) || errors.Is(err, fs.ErrPermission) || errors.Is(err, ErrClosed) || errors.Is(err, ErrNoEffect)
-}
+func changedNothing(err error) bool { return errors.Is(err, ErrNoEffect) }
 
 // lasting reports errors that waiting does not cure.
 func lasting(err error) bool {
-	return changedNothing(err) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrUnsupported)
+	return changedNothing(err) || errors.Is(err, ErrCorrupt) || errors.Is(err, ErrUnsupported) || errors.Is(err, ErrClosed) || errors.Is(err, fs.ErrPermission)
 }
 
 // startingHead returns the head to build the first draft on: the one that is remembered

@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 
 	"github.com/snapferry/snapferry/blob"
+	"github.com/snapferry/snapferry/internal/sentinel"
 )
 
 const (
@@ -47,27 +48,22 @@ func (d *Driver) Put(ctx context.Context, key string, body blob.Body, opts blob.
 
 func (d *Driver) put(ctx context.Context, target string, body blob.Body, ifAbsent bool) error {
 	t, err := d.create()
+	if errors.Is(err, errNoUnnamed) {
+		return err
+	}
 	if err != nil {
-		return explain(err, d.root)
+		return sentinel.Harmless(explain(err, d.root))
 	}
 	defer t.discard()
 	// An error of the body is not of this file system, so it stays as it is.
 	if err := body.Copy(ctx, &writer{ctx: ctx, f: t.File, root: d.root}); err != nil {
-		return noEffect(err)
+		return sentinel.Harmless(err)
 	}
 	if err := d.sync(t.File); err != nil {
-		return noEffect(fmt.Errorf("not stored, its bytes did not reach the disk: %w", explain(err, d.root)))
+		return sentinel.Harmless(fmt.Errorf("not stored, its bytes did not reach the disk: %w", explain(err, d.root)))
 	}
 	return explain(d.publish(ctx, t, target, ifAbsent), d.root)
 }
-
-// noEffect marks an error from before the file has its name.
-func noEffect(err error) error { return &inert{err} }
-
-// inert reads like the error it marks.
-type inert struct{ error }
-
-func (e *inert) Unwrap() []error { return []error{e.error, blob.ErrNoEffect} }
 
 // writer writes in pieces and starts their writeback early, so that the sync at the end
 // has little left to wait for and the disk works while the rest arrives.
@@ -125,8 +121,8 @@ func (d *Driver) publish(ctx context.Context, t *temp, target string, ifAbsent b
 // published syncs the name; a directory that is gone held an object that somebody has
 // deleted since.
 func (d *Driver) published(dir string, err error) error {
-	if isFull(err) {
-		return noEffect(err)
+	if isRefusal(err) {
+		return sentinel.Harmless(err)
 	}
 	if err != nil {
 		return err

@@ -10,17 +10,18 @@ import (
 
 	"github.com/snapferry/snapferry/blob"
 	"github.com/snapferry/snapferry/checkpoint"
+	"github.com/snapferry/snapferry/internal/sentinel"
 )
 
 // Append implements checkpoint.Driver by steps 2 to 4 of P3; the caller repeats it
 // while the outcome is unknown, which is step 5.
 func (d *Driver) Append(ctx context.Context, task checkpoint.TaskID, e *checkpoint.Entry) error {
 	if err := task.Validate(); err != nil {
-		return err
+		return sentinel.Harmless(err)
 	}
 	data, err := checkpoint.Encode(e)
 	if err != nil {
-		return err
+		return sentinel.Harmless(err)
 	}
 
 	err = d.create(ctx, key(task, e.Slot), data)
@@ -33,10 +34,9 @@ func (d *Driver) Append(ctx context.Context, task checkpoint.TaskID, e *checkpoi
 	return unsettled(d.checkName(ctx, task, e))
 }
 
-// create puts the entry if its name is free. The blob store tries more than once, and
-// opens the body for each try: a refusal of the second says nothing about the first, so
-// only the refusal of a single try stays one that the caller may take for "nothing
-// changed".
+// create puts the entry if its name is free. The blob store may try more than once, and
+// opens the body for each try: that the last one had no effect says nothing about the
+// first. A put that was never tried has had none.
 func (d *Driver) create(ctx context.Context, k string, data []byte) error {
 	var tries atomic.Int32
 	body := blob.Bytes(data)
@@ -46,16 +46,21 @@ func (d *Driver) create(ctx context.Context, k string, data []byte) error {
 	}}
 
 	err := d.blobs.Put(ctx, k, counted, blob.PutOptions{IfAbsent: true})
-	if n := tries.Load(); n > 1 || n > 0 && errors.Is(err, checkpoint.ErrClosed) {
+	switch n := tries.Load(); {
+	case err == nil || errors.Is(err, fs.ErrExist):
+		return err
+	case n == 0:
+		return sentinel.Harmless(err)
+	case n > 1:
 		return unsettled(err)
 	}
 	return err
 }
 
 // unsettled hides from err what would make it look like "this call changed nothing":
-// a LIST that is refused after the PUT, for one, says nothing about the PUT.
+// a LIST that failed without effect, for one, says nothing about the PUT before it.
 func unsettled(err error) error {
-	if errors.Is(err, fs.ErrPermission) || errors.Is(err, fs.ErrInvalid) || errors.Is(err, checkpoint.ErrClosed) || errors.Is(err, checkpoint.ErrNoEffect) {
+	if errors.Is(err, checkpoint.ErrNoEffect) {
 		return errors.New(err.Error())
 	}
 	return err

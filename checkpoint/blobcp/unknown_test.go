@@ -3,6 +3,7 @@ package blobcp_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"testing"
 
@@ -160,7 +161,7 @@ func TestClaimWithLostAnswers(t *testing.T) {
 
 // A refusal of the only try is an answer: nothing is in the log, nothing is unknown.
 func TestRefusalIsDefinite(t *testing.T) {
-	for _, refusal := range []error{fs.ErrPermission, blob.ErrNoEffect} { // the latter from a full disk
+	for _, refusal := range []error{blob.ErrNoEffect, fmt.Errorf("disk full: %w", blob.ErrNoEffect)} {
 		t.Run(refusal.Error(), func(t *testing.T) { testRefusalIsDefinite(t, refusal) })
 	}
 }
@@ -194,7 +195,7 @@ func TestRefusalAfterALostAnswer(t *testing.T) {
 				if n == 0 {
 					return errors.Join(lost, put())
 				}
-				return fs.ErrPermission
+				return blob.ErrNoEffect
 			})
 			_, err := l.Append(t.Context(), decide(checkpoint.Commit, 1))
 			w.wantErr("refused the second time", err, checkpoint.ErrUnknown)
@@ -215,7 +216,7 @@ func TestRefusedCheckIsNotRefusal(t *testing.T) {
 	f := blobtest.NewFaults(w.clock, blobtest.On(blobtest.OpList, ""))
 	l := w.log(f)
 	claim := w.claim(l)
-	f.FailAt(0, fs.ErrPermission)
+	f.FailAt(0, blob.ErrNoEffect)
 	e := w.add(l, 1)
 	if !f.Fired() {
 		t.Error("nothing was refused")

@@ -133,14 +133,14 @@ func TestParseOffsets(t *testing.T) {
 func TestByteRate(t *testing.T) {
 	for s, want := range map[string]byteRate{
 		"1000": 1000, "500K": 500 << 10, "500KB": 500_000, "20MiB/s": 20 << 20, "20M": 20 << 20, "1.5GB/s": 1_500_000_000,
-		"1g": 1 << 30, " 7 kib/s ": 7 << 10, "0": 0, "12B/s": 12,
+		"1g": 1 << 30, " 7 kib/s ": 7 << 10, "0": 0, "12B/s": 12, "1T": 1 << 40, "1TiB": 1 << 40, "2TB/s": 2e12,
 	} {
 		var r byteRate
 		if err := r.Set(s); err != nil || r != want {
 			t.Errorf("%q gives %d, %v, want %d", s, r, err, want)
 		}
 	}
-	for _, s := range []string{"", "fast", "-1", "1T", "1e30", "1 2", "NaN", "Inf", "0.1", "K", "9e18G"} {
+	for _, s := range []string{"", "fast", "-1", "1P", "1e30", "1 2", "NaN", "Inf", "0.1", "K", "9e18G"} {
 		var r byteRate
 		if err := r.Set(s); err == nil {
 			t.Errorf("%q gives %d, want an error", s, r)
@@ -149,13 +149,13 @@ func TestByteRate(t *testing.T) {
 }
 
 func TestAge(t *testing.T) {
-	for s, want := range map[string]time.Duration{"0s": 0, "90m": 90 * time.Minute, "7d": 7 * 24 * time.Hour, "24h": 24 * time.Hour} {
+	for s, want := range map[string]time.Duration{"0s": 0, "90m": 90 * time.Minute, "7d": 7 * 24 * time.Hour, "24h": 24 * time.Hour, "1w": 7 * 24 * time.Hour} {
 		var a age
 		if err := a.Set(s); err != nil || a != age(want) {
 			t.Errorf("%q gives %v, %v, want %v", s, a, err, want)
 		}
 	}
-	for _, s := range []string{"", "-1s", "never", "1.5d", "-1d", "d", "99999d", "5"} {
+	for _, s := range []string{"", "-1s", "never", "1.5d", "-1d", "d", "w", "99999d", "65535w", "5"} {
 		var a age
 		if err := a.Set(s); err == nil {
 			t.Errorf("%q gives %v, want an error", s, a)

@@ -25,6 +25,7 @@ type backupVerb struct {
 	forget    []string
 	keepLast  positive
 	ifRunning string
+	full      bool
 	dryRun    bool
 }
 
@@ -41,6 +42,7 @@ NAME ends at the first "=" if what stands before it is a valid name: write ./a=b
 path with an equals sign. A path that is a symbolic link is followed; links below it are
 stored as links. Writers of the stores should stand still: a file that changes while it is
 read is read again, and the report says with "consistent" whether nothing moved meanwhile.
+For --exclude conf, conf/, /conf and ./conf mean the same, and * and ? match no slash.
 
 A backup takes the task over and waits for no one; an older one that still runs ends with
 exit 4. All checkpoints are kept unless --keep-last says otherwise.`,
@@ -65,6 +67,7 @@ func (v *backupVerb) flags(cmd *cobra.Command) {
 	f.StringVar(&v.ifRunning, "if-running", "preempt", "`preempt|fail`: whether to end with exit 4 when another backup of the task wrote within 10 minutes")
 	f.StringArrayVar(&v.exclude, "exclude", nil, "leave out what matches `GLOB`: a name at any depth, or a path if it has a slash (may be repeated)")
 	f.StringArrayVar(&v.forget, "forget-store", nil, "`NAME` of a store that is gone for good: its last checkpoint need not be kept (may be repeated)")
+	f.BoolVar(&v.full, "full", false, "send everything again and reuse nothing that the repository holds: after damage")
 	f.BoolVar(&v.dryRun, "dry-run", false, "say what would be sent, and change nothing")
 	_ = cmd.RegisterFlagCompletionFunc("if-running", cobra.FixedCompletions([]string{"preempt", "fail"}, cobra.ShellCompDirectiveNoFileComp))
 }
@@ -106,7 +109,16 @@ func (v *backupVerb) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	v.remind(show, report)
 	return v.print(id, report)
+}
+
+// remind tells of what a report has and nobody may miss.
+func (v *backupVerb) remind(show *progress, r *snapferry.CommitReport) {
+	show.remind(r.Warnings)
+	if !r.Consistent {
+		v.app.warn("files changed during the backup: each one is whole, but together they may be no single moment of the store")
+	}
 }
 
 // cacheDir makes the directory of the identity caches, and warns if there is none.
@@ -124,7 +136,7 @@ func (v *backupVerb) cacheDir() string {
 
 // options checks the flags.
 func (v *backupVerb) options() (*snapferry.Options, map[string]string, error) {
-	opts := &snapferry.Options{KeepLast: snapferry.KeepAll, Reread: true}
+	opts := &snapferry.Options{KeepLast: snapferry.KeepAll, Reread: true, Full: v.full}
 	if v.keepLast > 0 {
 		opts.KeepLast = int(v.keepLast)
 	}
@@ -139,9 +151,11 @@ func (v *backupVerb) options() (*snapferry.Options, map[string]string, error) {
 	if err := checkNames("--forget-store", v.forget); err != nil {
 		return nil, nil, err
 	}
-	if err := checkGlobs("--exclude", v.exclude); err != nil {
+	exclude, err := cleanGlobs("--exclude", v.exclude)
+	if err != nil {
 		return nil, nil, err
 	}
+	v.exclude = exclude
 	offsets, err := parseOffsets(v.offsets)
 	return opts, offsets, err
 }
@@ -159,7 +173,7 @@ func (v *backupVerb) open(ctx context.Context, rules map[string]rule) (*reposito
 		v.app.note("made a new repository %s (id %s)", v.repo.url, repo.info.ID)
 	}
 	for _, name := range slices.Sorted(maps.Keys(rules)) {
-		if dir, ok := localDir(v.repo.url); ok && inside(rules[name].path, dir) {
+		if dir, ok := localDir(v.repo.url); ok && within(rules[name].path, dir) {
 			v.app.warn("store %s contains the repository itself, which grows with each backup: move it, or leave it out with --exclude", name)
 		}
 	}
@@ -235,8 +249,5 @@ func (v *backupVerb) print(id snapferry.TaskID, r *snapferry.CommitReport) error
 				files(s.FilesRetained), size(s.BytesRetained), files(s.FilesRemoved), size(s.BytesRemoved)))
 		}
 		table(w, rows)
-		if !r.Consistent {
-			fmt.Fprintln(w, "files changed during the backup: each one is whole, but together they may be no single moment of the store")
-		}
 	})
 }

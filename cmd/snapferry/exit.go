@@ -51,8 +51,9 @@ var failures = []struct {
 	hint string
 }{
 	{snapferry.ErrUnknown, exitUnknown, "may have been committed; run snapferry ls"},
+	{errBadInfo, exitCorrupt, "put back a copy of snapferry.json; nothing else was touched"},
 	{snapferry.ErrCorrupt, exitCorrupt, "run snapferry verify --read-data to see what is damaged; older checkpoints may be whole"},
-	{snapferry.ErrRunning, exitConflict, "try later, or use --if-running preempt"},
+	{snapferry.ErrRunning, exitConflict, "--if-running preempt takes over"},
 	{snapferry.ErrForeign, exitConflict, ""},
 	{snapferry.ErrFenced, exitConflict, "another backup of this task took over; run this one again to take the task back"},
 	{snapferry.ErrBaseGone, exitConflict, "run it again"},

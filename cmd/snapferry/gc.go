@@ -57,7 +57,7 @@ func (v *gcVerb) run(ctx context.Context) error {
 	if err := v.print(r); err != nil {
 		return err
 	}
-	return &reported{exitConflict, fmt.Sprintf("gc %s: skipped %d tasks whose log is not here: run gc where it can be reached", v.repo.url, len(r.Skipped))}
+	return &reported{exitConflict, fmt.Sprintf("gc %s: skipped %s whose log is not here: run gc where it can be reached", v.repo.url, count(int64(len(r.Skipped)), "task"))}
 }
 
 // gcReport is the JSON of gc.
@@ -75,7 +75,7 @@ func (v *gcVerb) print(r *snapferry.GCReport) error {
 		if v.dryRun {
 			did = "dry run, would delete"
 		}
-		fmt.Fprintf(w, "%s %d blobs, %s\n", did, r.BlobsDeleted, size(r.BytesDeleted))
+		fmt.Fprintf(w, "%s %s, %s\n", did, count(r.BlobsDeleted, "blob"), size(r.BytesDeleted))
 		for _, s := range r.Skipped {
 			fmt.Fprintf(w, "skipped %s\n", s)
 		}

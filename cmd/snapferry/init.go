@@ -44,6 +44,7 @@ func (v *initVerb) run(ctx context.Context) error {
 	if err := errors.Join(err, blobs.Close()); err != nil {
 		return err
 	}
+	v.repo.warnIfFleeting()
 	report := struct {
 		Repository string `json:"repository"`
 		snapferry.RepoInfo

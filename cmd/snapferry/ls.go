@@ -24,7 +24,8 @@ func (a *app) newLs() *cobra.Command {
 		Use:   "ls",
 		Short: "List checkpoints, newest first",
 		Long: `List the checkpoints of the repository, newest first: of all tasks, or of those that --job
-and --task name. Sizes are those of the files, not what they take in the repository.
+and --task name. Sizes are those of the files, not what they take in the repository. A
+checkpoint that cannot be read is marked "damaged", and the exit code is 5 then.
 
 In JSON an offset whose key or value is no UTF-8 is not in "offsets" but in
 "offsets_base64", key and value in base64.`,
@@ -57,7 +58,24 @@ func (v *lsVerb) run(ctx context.Context) error {
 	for i := range list {
 		report.Checkpoints = append(report.Checkpoints, newListed(&list[i]))
 	}
-	return v.app.result(report, func(w io.Writer) { printList(w, list) })
+	if err := v.app.result(report, func(w io.Writer) { printList(w, list) }); err != nil {
+		return err
+	}
+	return v.damaged(list)
+}
+
+// damaged is the failure that follows a list with entries that cannot be read.
+func (v *lsVerb) damaged(list []snapferry.Checkpoint) error {
+	n := int64(0)
+	for i := range list {
+		if list[i].Damaged != "" {
+			n++
+		}
+	}
+	if n == 0 {
+		return nil
+	}
+	return &reported{exitCorrupt, fmt.Sprintf("ls %s: %s damaged: the others may be whole, which verify finds out", v.repo.url, count(n, "checkpoint"))}
 }
 
 // listed is a checkpoint in the JSON of ls.
@@ -71,13 +89,15 @@ type listed struct {
 	pairs
 	Stores []string `json:"stores"`
 	Bytes  int64    `json:"bytes"`
+	// Damaged says why the checkpoint cannot be read; offsets and bytes are empty then.
+	Damaged string `json:"damaged,omitempty"`
 }
 
 func newListed(c *snapferry.Checkpoint) listed {
 	return listed{
 		Job: c.Job, Task: c.Task, Checkpoint: c.ID, Epoch: c.Epoch, Sequence: c.Sequence,
 		Time: timeText(c), pairs: newPairs(c.Offsets),
-		Stores: slices.Sorted(maps.Keys(c.Stores)), Bytes: c.Bytes,
+		Stores: slices.Sorted(maps.Keys(c.Stores)), Bytes: c.Bytes, Damaged: valid(c.Damaged),
 	}
 }
 
@@ -89,8 +109,12 @@ func printList(w io.Writer, list []snapferry.Checkpoint) {
 	rows := []string{"TASK\tSEQ\tCHECKPOINT\tTIME\tSIZE\tSTORES\tOFFSETS"}
 	for i := range list {
 		c := &list[i]
+		bytes := size(c.Bytes)
+		if c.Damaged != "" {
+			bytes = "damaged"
+		}
 		rows = append(rows, strings.Join([]string{
-			c.Job + "/" + c.Task, fmt.Sprint(c.Sequence), c.ID, c.Time.UTC().Format("2006-01-02 15:04:05Z"), size(c.Bytes),
+			c.Job + "/" + c.Task, fmt.Sprint(c.Sequence), c.ID, c.Time.UTC().Format("2006-01-02 15:04:05Z"), bytes,
 			strings.Join(slices.Sorted(maps.Keys(c.Stores)), ","), offsetsText(c.Offsets, 40),
 		}, "\t"))
 	}

@@ -21,7 +21,7 @@ import (
 	"golang.org/x/term"
 )
 
-// errInterrupted is the cause of the context's end after SIGINT or SIGTERM.
+// errInterrupted is the cause of the context's end after SIGINT, SIGTERM or SIGHUP.
 var errInterrupted = errors.New("interrupted")
 
 func main() {
@@ -36,12 +36,16 @@ func main() {
 	os.Exit(code)
 }
 
-// untilSignal returns a context that the first SIGINT or SIGTERM ends. From then on
-// signals have their usual effect, so that a second one ends the process at once.
+// untilSignal returns a context that the first SIGINT, SIGTERM or SIGHUP ends. From then
+// on signals have their usual effect, so that a second one ends the process at once.
+// Under nohup a hangup stays without effect.
 func untilSignal(ctx context.Context, stderr io.Writer) (context.Context, func()) {
 	ctx, cancel := context.WithCancelCause(ctx)
 	signals := make(chan os.Signal, 1)
 	signal.Notify(signals, os.Interrupt, syscall.SIGTERM)
+	if !signal.Ignored(syscall.SIGHUP) {
+		signal.Notify(signals, syscall.SIGHUP)
+	}
 	done := make(chan struct{})
 	go func() {
 		select {

@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -72,6 +73,23 @@ func openDir(dir string, create bool) (blob.Driver, error) {
 // errNoRepository is ErrNotFound when it is not for the lack of a checkpoint.
 var errNoRepository = fmt.Errorf("no repository here: %w", snapferry.ErrNotFound)
 
+// errBadInfo is ErrCorrupt when it is the repository's own file that is damaged, so
+// that no verb can open the repository.
+var errBadInfo = errors.New("its snapferry.json is damaged")
+
+// refused adds what the command knows about a repository that was not opened.
+func (f *repoFlags) refused(err error) error {
+	switch {
+	case errors.Is(err, snapferry.ErrCorrupt):
+		err = fmt.Errorf("%w: %w", errBadInfo, err)
+	case errors.Is(err, snapferry.ErrNotFound):
+		err = errNoRepository
+	default:
+		return err
+	}
+	return &snapferry.Error{Op: "open", Subject: f.url, Err: err}
+}
+
 // localDir returns the directory of a repository on this machine.
 func localDir(repo string) (string, bool) {
 	if schemeOf.MatchString(repo) {
@@ -105,14 +123,16 @@ func realPath(path string) string {
 // repoFlags are the flags of every verb that opens a repository.
 type repoFlags struct {
 	app       *app
+	cmd       *cobra.Command
 	url       string
 	job, task string
+	filter    bool // job and task pick tasks instead of naming one
 	rate      byteRate
 }
 
 func (f *repoFlags) bind(a *app, cmd *cobra.Command) {
-	f.app = a
-	cmd.Flags().StringVar(&f.url, "repo", "", "`URL` of the repository: a path, file:///DIR or mem: (default $SNAPFERRY_REPO)")
+	f.app, f.cmd = a, cmd
+	cmd.Flags().Var(once(&f.url), "repo", "`URL` of the repository: a path, file:///DIR or mem: (default $SNAPFERRY_REPO)")
 	a.outputFlags(cmd)
 }
 
@@ -124,6 +144,7 @@ func (f *repoFlags) bindTask(cmd *cobra.Command) {
 
 // bindFilter adds the flags that pick tasks; without them it is all.
 func (f *repoFlags) bindFilter(cmd *cobra.Command) {
+	f.filter = true
 	cmd.Flags().StringVar(&f.job, "job", "", "only the job `NAME` (default all)")
 	cmd.Flags().StringVar(&f.task, "task", "", "only the task `NAME` (default all)")
 }
@@ -142,15 +163,33 @@ func (f *repoFlags) id() (snapferry.TaskID, error) {
 
 // checkFilter checks the names that pick tasks.
 func (f *repoFlags) checkFilter() error {
-	for flag, name := range map[string]string{"--job": f.job, "--task": f.task} {
-		if name == "" {
+	for flag, name := range map[string]string{"job": f.job, "task": f.task} {
+		if !f.cmd.Flags().Changed(flag) {
 			continue
 		}
-		if err := checkNames(flag, []string{name}); err != nil {
+		if err := checkNames("--"+flag, []string{name}); err != nil {
 			return err
 		}
 	}
 	return nil
+}
+
+// checkFound fails if there is no task that --job and --task name: what is not there
+// must not pass for something empty, or for something that was checked.
+func (f *repoFlags) checkFound(ctx context.Context, cps *checkpoint.Store) error {
+	if f.job == "" && f.task == "" {
+		return nil
+	}
+	for id, err := range cps.Tasks(ctx) {
+		if err != nil {
+			return &snapferry.Error{Op: f.cmd.Name(), Subject: f.url, Err: err}
+		}
+		if (f.job == "" || f.job == id.Job) && (f.task == "" || f.task == id.Task) {
+			return nil
+		}
+	}
+	what := cmp.Or(f.job, "*") + "/" + cmp.Or(f.task, "*")
+	return &snapferry.Error{Op: f.cmd.Name(), Subject: f.url, Err: fmt.Errorf("no task %s in this repository: %w", what, snapferry.ErrNotFound)}
 }
 
 func (f *repoFlags) location() (string, error) {
@@ -161,6 +200,13 @@ func (f *repoFlags) location() (string, error) {
 		return "", usagef("no repository: give --repo URL or set SNAPFERRY_REPO")
 	}
 	return f.url, nil
+}
+
+// warnIfFleeting tells of a repository that was written for nothing.
+func (f *repoFlags) warnIfFleeting() {
+	if m := schemeOf.FindStringSubmatch(f.url); m != nil && strings.EqualFold(m[1]+m[2], "mem") {
+		f.app.warn("%s is in memory only, and gone when this process ends", f.url)
+	}
 }
 
 // blobs opens the blob store without looking whether a repository is in it.
@@ -206,12 +252,9 @@ func (f *repoFlags) open(ctx context.Context) (*repository, error) {
 		return nil, err
 	}
 	info, err := snapferry.ReadInfo(ctx, blobs)
-	if errors.Is(err, snapferry.ErrNotFound) {
-		err = &snapferry.Error{Op: "open", Subject: f.url, Err: errNoRepository}
-	}
 	if err != nil {
 		_ = blobs.Close()
-		return nil, err
+		return nil, f.refused(err)
 	}
 	return newRepository(info, false, blobs), nil
 }
@@ -225,8 +268,9 @@ func (f *repoFlags) ensure(ctx context.Context) (*repository, error) {
 	info, created, err := snapferry.Ensure(ctx, blobs)
 	if err != nil {
 		_ = blobs.Close()
-		return nil, err
+		return nil, f.refused(err)
 	}
+	f.warnIfFleeting()
 	return newRepository(info, created, blobs), nil
 }
 
@@ -248,7 +292,7 @@ func (f *repoFlags) openDry(ctx context.Context) (*repository, error) {
 	info, err := snapferry.ReadInfo(ctx, blobs)
 	if err != nil && !errors.Is(err, snapferry.ErrNotFound) {
 		_ = blobs.Close()
-		return nil, err
+		return nil, f.refused(err)
 	}
 	return newRepository(info, false, blobs), nil
 }
@@ -265,6 +309,11 @@ func (f *repoFlags) withRepo(ctx context.Context, opts *snapferry.RepoOptions, d
 		return err
 	}
 	defer p.close()
+	if f.filter {
+		if err := f.checkFound(ctx, p.cps); err != nil {
+			return err
+		}
+	}
 	repo, err := snapferry.OpenRepo(ctx, p.blobs, p.cps, opts)
 	if err != nil {
 		return err

@@ -13,6 +13,22 @@ import (
 	"github.com/snapferry/snapferry"
 )
 
+// output is standard output. It keeps the first error, so that a result that reached
+// nobody is a failure, also where nobody looks at what a write returns.
+type output struct {
+	w   io.Writer
+	err error
+}
+
+// Write passes p on.
+func (o *output) Write(p []byte) (int, error) {
+	n, err := o.w.Write(p)
+	if err != nil && o.err == nil {
+		o.err = err
+	}
+	return n, err
+}
+
 // result prints what a verb found out or did: report as one JSON object with --json,
 // else what human writes.
 func (a *app) result(report any, human func(w io.Writer)) error {
@@ -20,9 +36,11 @@ func (a *app) result(report any, human func(w io.Writer)) error {
 		human(a.stdout)
 		return nil
 	}
-	if err := json.NewEncoder(a.stdout).Encode(report); err != nil {
+	data, err := json.Marshal(report)
+	if err != nil {
 		return fmt.Errorf("print result: %w", err)
 	}
+	fmt.Fprintf(a.stdout, "%s\n", data) // run tells of a failure
 	return nil
 }
 
@@ -41,7 +59,7 @@ func table(w io.Writer, rows []string) {
 	for _, row := range rows {
 		fmt.Fprintln(t, row)
 	}
-	_ = t.Flush() // the writer is standard output: nobody is left to tell
+	_ = t.Flush() // run tells of a failure
 }
 
 // quote writes a name for people: as it is if that is unmistakable, else in C

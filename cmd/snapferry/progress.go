@@ -25,6 +25,7 @@ type progress struct {
 
 	mu     sync.Mutex // guards what follows
 	tracks map[string]*track
+	told   map[string]bool // warnings that were printed
 }
 
 // track is how far one store is.
@@ -39,7 +40,7 @@ type track struct {
 // startProgress begins to show progress; stop ends it. Warnings are printed above the
 // bars meanwhile.
 func (a *app) startProgress(verb string) *progress {
-	p := &progress{app: a, verb: verb, tracks: map[string]*track{}}
+	p := &progress{app: a, verb: verb, tracks: map[string]*track{}, told: map[string]bool{}}
 	if a.bars && !a.quiet {
 		p.pool = mpb.New(mpb.WithOutput(a.stderr), mpb.WithAutoRefresh())
 		a.divert(p.pool)
@@ -77,7 +78,26 @@ func (p *progress) observer() *snapferry.Observer {
 			p.plan(e.Store, e.Files, e.Bytes)
 		},
 		Progress: func(e snapferry.Progress) { p.advance(e.Store, e.Files, e.Bytes, e.Moved) },
-		Warned:   func(e snapferry.Warned) { p.app.warn("%s", storeText(e.Store, e.Text)) },
+		Warned:   p.warned,
+	}
+}
+
+// warned tells of a warning when it arises. Reports have it with and without the store.
+func (p *progress) warned(e snapferry.Warned) {
+	p.mu.Lock()
+	p.told[e.Text], p.told[e.Store+": "+e.Text] = true, true
+	p.mu.Unlock()
+	p.app.warn("%s", storeText(e.Store, e.Text))
+}
+
+// remind tells of the warnings of a report that were not told when they arose.
+func (p *progress) remind(warnings []string) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, text := range warnings {
+		if !p.told[text] {
+			p.app.warn("%s", text)
+		}
 	}
 }
 

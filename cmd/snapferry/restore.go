@@ -40,7 +40,11 @@ files go into DIR itself. Other entries of DIR are not touched.
 Until the new tree is complete and verified the old one stays; then they are swapped. A
 restore that was interrupted goes on where it was. What the target has already is reused.
 A target that is a mount point cannot be swapped: name a directory in it, or use --in-place,
-which is not atomic.`,
+which is not atomic.
+
+With --include only a part is restored. A pattern without a slash matches a name at any depth,
+one with a slash the path from the top of the store; * and ? match no slash. conf, conf/, /conf
+and ./conf mean the same. A store in which nothing matches is left out.`,
 		Example: examples(`
 			snapferry restore --repo /backup --to /var/lib/app
 			snapferry restore --repo /backup --store kv --to /var/lib/app/kv
@@ -59,10 +63,11 @@ func (v *restoreVerb) flags(cmd *cobra.Command) {
 	v.repo.bindTask(cmd)
 	v.repo.bindRate(cmd)
 	f := cmd.Flags()
-	f.StringVar(&v.at, "at", "latest", "`CHECKPOINT`: latest, an id, or a time (RFC 3339) that means the newest checkpoint not after it")
-	f.StringVar(&v.store, "store", "", "restore only the store `NAME`, into DIR itself")
-	f.StringVar(&v.to, "to", "", "`DIR` to restore into (needed)")
-	f.StringArrayVar(&v.include, "include", nil, "restore only what matches `GLOB`, a path or a directory above it, into an absent or empty target (may be repeated)")
+	v.at = "latest"
+	f.Var(once(&v.at), "at", "`CHECKPOINT`: latest, an id, or a time (RFC 3339) that means the newest checkpoint not after it")
+	f.Var(once(&v.store), "store", "restore only the store `NAME`, into DIR itself")
+	f.Var(once(&v.to), "to", "`DIR` to restore into (needed)")
+	f.StringArrayVar(&v.include, "include", nil, "restore only what matches `GLOB`, with what lies below it, into an absent or empty target (may be repeated)")
 	f.BoolVar(&v.inPlace, "in-place", false, "replace the entries of the target one by one: for mount points, not atomic")
 	f.BoolVar(&v.strictOwner, "strict-owner", false, "fail if an owner cannot be set, instead of a warning")
 	f.BoolVar(&v.dryRun, "dry-run", false, "say what would be fetched and reused, and change nothing")
@@ -89,6 +94,7 @@ func (v *restoreVerb) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	show.remind(report.Warnings)
 	return v.print(id, report)
 }
 
@@ -101,16 +107,20 @@ func (v *restoreVerb) check() (id snapferry.TaskID, at snapferry.At, err error) 
 			return id, at, err
 		}
 	}
-	if err := checkGlobs("--include", v.include); err != nil {
+	if v.include, err = cleanGlobs("--include", v.include); err != nil {
 		return id, at, err
 	}
 	if len(v.include) > 0 && v.inPlace {
 		return id, at, usagef("--include and --in-place cannot go together: a part never replaces a whole")
 	}
-	if at, err = snapferry.ParseAt(v.at); err != nil {
-		return id, at, usagef("--at: %w", err)
+	if at, err = parseAt(v.at); err != nil {
+		return id, at, err
 	}
-	id, err = v.repo.id()
+	if id, err = v.repo.id(); err != nil {
+		return id, at, err
+	}
+	// The directory that this process is in may be the one that is replaced.
+	v.to, err = filepath.Abs(v.to)
 	return id, at, err
 }
 
@@ -135,10 +145,10 @@ func (v *restoreVerb) options() *snapferry.RestoreOptions {
 // out would be removed there.
 func (v *restoreVerb) checkTargets(ctx context.Context, repo *snapferry.Repo, id snapferry.TaskID, at snapferry.At) error {
 	local, ok := localDir(v.repo.url)
-	if ok && inside(local, realPath(v.to)) {
+	if ok && within(local, realPath(v.to)) {
 		return usagef("--to %s lies in the repository: choose another place", v.to)
 	}
-	if len(v.include) == 0 && !(ok && inside(realPath(v.to), local)) {
+	if len(v.include) == 0 && !ok {
 		return nil
 	}
 	targets, err := v.targetDirs(ctx, repo, id, at)
@@ -146,7 +156,7 @@ func (v *restoreVerb) checkTargets(ctx context.Context, repo *snapferry.Repo, id
 		return err
 	}
 	for _, dir := range targets {
-		if ok && inside(realPath(dir), local) {
+		if ok && within(realPath(dir), local) {
 			return usagef("the repository lies in %s, which the restore would replace: choose another place", dir)
 		}
 		if err := v.checkEmpty(dir); err != nil {
@@ -162,6 +172,9 @@ func (v *restoreVerb) targetDirs(ctx context.Context, repo *snapferry.Repo, id s
 		return []string{v.to}, nil
 	}
 	c, err := repo.Show(ctx, id, at)
+	if e, ok := errors.AsType[*snapferry.Error](err); ok {
+		return nil, &snapferry.Error{Op: "restore", Subject: e.Subject, Err: e.Err}
+	}
 	if err != nil {
 		return nil, err
 	}

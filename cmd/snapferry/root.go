@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	"github.com/spf13/cobra"
+	"github.com/spf13/pflag"
 
 	"github.com/snapferry/snapferry/blob"
 )
@@ -34,9 +35,17 @@ var later = []string{"diff", "prune", "clone", "stats", "agent", "server", "clus
 // run executes one command line and returns the exit code. It prints every failure.
 func (a *app) run(ctx context.Context, args []string) int {
 	a.args = args
+	out := &output{w: a.stdout}
+	a.stdout = out
 	root := a.command()
 	root.SetArgs(args)
+	if len(args) > 0 && strings.HasPrefix(args[0], cobra.ShellCompRequestCmd) {
+		plainUsages(root)
+	}
 	cmd, err := root.ExecuteContextC(ctx)
+	if err == nil && out.err != nil {
+		err = fmt.Errorf("%s: done, but the result could not be printed: %w", cmd.Name(), out.err)
+	}
 	if err == nil {
 		return exitDone
 	}
@@ -75,6 +84,7 @@ object; after a failure it is {"error":{"code","op","subject","message"}}.`,
 	root.SetFlagErrorFunc(a.flagError)
 	root.SetVersionTemplate("snapferry {{.Version}}\n")
 	root.CompletionOptions.DisableDefaultCmd = true
+	root.SetHelpCommand(newHelp())
 	root.AddCommand(
 		a.newBackup(), a.newRestore(), a.newInit(), a.newLs(), a.newShow(), a.newVerify(),
 		a.newGC(), a.newDemo(), a.newVersion(), a.newCompletion(),
@@ -88,6 +98,33 @@ func (a *app) noVerb(cmd *cobra.Command, args []string) error {
 		return usagef("which verb? One of %s", strings.Join(verbs(cmd), ", "))
 	}
 	return unknownVerb(cmd, args[0])
+}
+
+// newHelp is the help of cobra, but an unknown verb is a usage error.
+func newHelp() *cobra.Command {
+	return &cobra.Command{
+		Use:   "help [VERB]",
+		Short: "Print the help of a verb",
+		Args:  atMostOneArg,
+		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
+			return verbs(cmd.Root()), cobra.ShellCompDirectiveNoFileComp
+		},
+		RunE: func(cmd *cobra.Command, args []string) error {
+			about, rest, err := cmd.Root().Find(args)
+			if err != nil || len(rest) > 0 {
+				return unknownVerb(cmd.Root(), args[0])
+			}
+			return about.Help()
+		},
+	}
+}
+
+// plainUsages removes the quotes around the names of values, which help understands
+// and a shell would show.
+func plainUsages(root *cobra.Command) {
+	for _, cmd := range root.Commands() {
+		cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Usage = strings.ReplaceAll(f.Usage, "`", "") })
+	}
 }
 
 func unknownVerb(root *cobra.Command, word string) error {

@@ -9,7 +9,9 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"time"
 
+	"github.com/snapferry/snapferry"
 	"github.com/snapferry/snapferry/checkpoint"
 )
 
@@ -127,14 +129,38 @@ func parseOffsets(args []string) (map[string]string, error) {
 	return offsets, nil
 }
 
-// checkGlobs refuses patterns that can never match because they are malformed.
-func checkGlobs(flag string, globs []string) error {
+// cleanGlobs returns patterns as the engine takes them: relative to the store. A slash
+// or ./ before and a slash behind, as shells and people write them, do not count. What
+// is malformed or can match nothing, or everything, is refused.
+func cleanGlobs(flag string, globs []string) ([]string, error) {
+	clean := make([]string, 0, len(globs))
 	for _, g := range globs {
-		if _, err := path.Match(g, ""); err != nil || g == "" {
-			return usagef("%s %q is no valid pattern", flag, g)
+		c := path.Clean(strings.TrimLeft(g, "/"))
+		_, err := path.Match(c, "")
+		switch {
+		case err != nil || g == "":
+			return nil, usagef("%s %q is no valid pattern", flag, g)
+		case slices.Contains(strings.Split(g, "/"), ".."):
+			return nil, usagef("%s %q: a pattern is relative to the store and has no ..", flag, g)
+		case c == ".":
+			return nil, usagef("%s %q is the whole store", flag, g)
 		}
+		clean = append(clean, c)
 	}
-	return nil
+	return clean, nil
+}
+
+// parseAt parses what --at names. A date is refused: whether its first or its last
+// moment is meant, and in which zone, only the user knows.
+func parseAt(s string) (snapferry.At, error) {
+	if _, err := time.Parse(time.DateOnly, s); err == nil {
+		return snapferry.At{}, usagef("--at %s: a date alone is not enough; write a time with its zone, such as %sT00:00:00Z", s, s)
+	}
+	at, err := snapferry.ParseAt(s)
+	if err != nil {
+		return at, usagef("--at: %w", err)
+	}
+	return at, nil
 }
 
 // checkNames refuses what can be no name of a store.
@@ -145,6 +171,28 @@ func checkNames(flag string, names []string) error {
 		}
 	}
 	return nil
+}
+
+// within tells whether path is dir or lies in it, by the names or because one of the
+// directories above path is dir itself: under a bind mount a directory has two names.
+// Both are clean and absolute; what does not exist yet is judged by what is above it.
+func within(dir, path string) bool {
+	if inside(dir, path) {
+		return true
+	}
+	want, err := os.Stat(dir)
+	if err != nil {
+		return false
+	}
+	for {
+		if info, err := os.Stat(path); err == nil && os.SameFile(want, info) {
+			return true
+		}
+		if path == filepath.Dir(path) {
+			return false
+		}
+		path = filepath.Dir(path)
+	}
 }
 
 // inside tells whether path is dir or lies in it; both are clean and absolute.

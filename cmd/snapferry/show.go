@@ -42,8 +42,8 @@ beside it stands a field with "_base64" after its name that has the exact bytes.
 	v.repo.bind(a, cmd)
 	v.repo.bindTask(cmd)
 	f := cmd.Flags()
-	f.StringVar(&v.at, "at", "", "`CHECKPOINT`: latest, an id, or a time (RFC 3339) that means the newest checkpoint not after it")
-	f.StringVar(&v.store, "store", "", "only the store `NAME`")
+	f.Var(once(&v.at), "at", "`CHECKPOINT`: latest, an id, or a time (RFC 3339) that means the newest checkpoint not after it")
+	f.Var(once(&v.store), "store", "only the store `NAME`")
 	f.BoolVar(&v.files, "files", false, "print every file")
 	return cmd
 }
@@ -53,11 +53,13 @@ func (v *showVerb) run(ctx context.Context, args []string) error {
 		if v.at != "" {
 			return usagef("CHECKPOINT and --at are both given: one is enough")
 		}
-		v.at = args[0]
+		if v.at = args[0]; v.at == "" {
+			return usagef("CHECKPOINT may not be empty")
+		}
 	}
-	at, err := snapferry.ParseAt(v.at)
+	at, err := parseAt(v.at)
 	if err != nil {
-		return usagef("--at: %w", err)
+		return err
 	}
 	id, err := v.repo.id()
 	if err != nil {

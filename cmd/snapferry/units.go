@@ -1,6 +1,7 @@
 package main
 
 import (
+	"errors"
 	"fmt"
 	"math"
 	"strconv"
@@ -10,8 +11,8 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// byteRate is a number of bytes a second as a flag: 500K, 20MiB/s, 1GB. K, M and G and
-// KiB, MiB and GiB count in 1024, KB, MB and GB in 1000. 0 means no limit.
+// byteRate is a number of bytes a second as a flag: 500K, 20MiB/s, 1GB. K, M, G and T
+// and KiB to TiB count in 1024, KB to TB in 1000. 0 means no limit.
 type byteRate int64
 
 var _ pflag.Value = (*byteRate)(nil)
@@ -21,6 +22,7 @@ var units = map[string]float64{
 	"K": 1 << 10, "KIB": 1 << 10, "KB": 1e3,
 	"M": 1 << 20, "MIB": 1 << 20, "MB": 1e6,
 	"G": 1 << 30, "GIB": 1 << 30, "GB": 1e9,
+	"T": 1 << 40, "TIB": 1 << 40, "TB": 1e12,
 }
 
 // Set parses a rate.
@@ -47,7 +49,7 @@ func (r *byteRate) String() string {
 // Type names the flag's value in help.
 func (r *byteRate) Type() string { return "BYTES/s" }
 
-// age is a duration as a flag: what Go writes, and whole days such as 7d.
+// age is a duration as a flag: what Go writes, and whole days or weeks such as 7d, 2w.
 type age time.Duration
 
 var _ pflag.Value = (*age)(nil)
@@ -55,13 +57,15 @@ var _ pflag.Value = (*age)(nil)
 // Set parses an age.
 func (a *age) Set(s string) error {
 	d, err := time.ParseDuration(s)
-	if days, ok := strings.CutSuffix(s, "d"); ok {
-		var n uint64
-		n, err = strconv.ParseUint(days, 10, 16)
-		d = time.Duration(n) * 24 * time.Hour
+	for unit, days := range map[string]int{"d": 1, "w": 7} {
+		if count, ok := strings.CutSuffix(s, unit); ok {
+			var n uint64
+			n, err = strconv.ParseUint(count, 10, 16)
+			d = time.Duration(n) * time.Duration(days) * 24 * time.Hour
+		}
 	}
 	if err != nil || d < 0 {
-		return fmt.Errorf("%q is no age: write 0s, 90m, 24h or 7d", s)
+		return fmt.Errorf("%q is no age: write 0s, 90m, 24h, 7d or 2w", s)
 	}
 	*a = age(d)
 	return nil
@@ -99,6 +103,36 @@ func (p *positive) String() string {
 // Type names the flag's value in help.
 func (p *positive) Type() string { return "N" }
 
+// single is a text as a flag that may neither be empty, as it is when a script's
+// variable is not set, nor be given twice, since one of them would be dropped.
+type single struct {
+	to    *string
+	given bool
+}
+
+var _ pflag.Value = (*single)(nil)
+
+// once returns a flag that sets to. What stands there before is the default.
+func once(to *string) *single { return &single{to: to} }
+
+// Set keeps the text.
+func (s *single) Set(text string) error {
+	switch {
+	case text == "":
+		return errors.New("it may not be empty")
+	case s.given:
+		return fmt.Errorf("it is given twice, the first time as %q", *s.to)
+	}
+	*s.to, s.given = text, true
+	return nil
+}
+
+// String is the form that help shows.
+func (s *single) String() string { return *s.to }
+
+// Type names the flag's value in help.
+func (s *single) Type() string { return "string" }
+
 // size writes a number of bytes for people.
 func size(n int64) string {
 	if n < 1<<10 {
@@ -114,13 +148,15 @@ func size(n int64) string {
 	return fmt.Sprintf("%.1f %s", f, unit)
 }
 
-// files writes a number of files for people.
-func files(n int64) string {
+// count writes a number of things for people.
+func count(n int64, thing string) string {
 	if n == 1 {
-		return "1 file"
+		return "1 " + thing
 	}
-	return strconv.FormatInt(n, 10) + " files"
+	return strconv.FormatInt(n, 10) + " " + thing + "s"
 }
+
+func files(n int64) string { return count(n, "file") }
 
 // seconds writes a duration for people.
 func seconds(d time.Duration) string {

@@ -23,7 +23,8 @@ func (a *app) newVerify() *cobra.Command {
 		Short: "Check that every checkpoint can be restored",
 		Long: `Check every index, and that each blob it names is there in its full size; with --read-data
 read every byte and compare its digest. It changes nothing. What is missing or corrupt is
-listed and the exit code is 5; with --json the report is printed then too.`,
+listed and the exit code is 5; with --json the report is printed then too. A backup --full
+stores the present state again, whatever is damaged of older ones.`,
 		Example: examples(`
 			snapferry verify --repo /backup
 			snapferry verify --repo /backup --read-data --json
@@ -55,7 +56,7 @@ func (v *verifyVerb) run(ctx context.Context) error {
 	if err := v.print(r); err != nil || r.OK {
 		return err
 	}
-	return &reported{exitCorrupt, fmt.Sprintf("verify %s: %d missing, %d corrupt: back up again, and restore older checkpoints elsewhere before you trust them", v.repo.url, len(r.Missing), len(r.Corrupt))}
+	return &reported{exitCorrupt, fmt.Sprintf("verify %s: %d missing, %d corrupt: run backup --full to store the present state again; older damaged checkpoints cannot be repaired", v.repo.url, len(r.Missing), len(r.Corrupt))}
 }
 
 // verifyReport is the JSON of verify.
@@ -93,7 +94,7 @@ func (v *verifyVerb) print(r *snapferry.VerifyReport) error {
 		if !r.OK {
 			how = fmt.Sprintf("%d missing, %d corrupt", len(r.Missing), len(r.Corrupt))
 		}
-		fmt.Fprintf(w, "%d checkpoints, %d blobs, %s: %s\n", r.Checkpoints, r.Blobs, size(r.Bytes), how)
+		fmt.Fprintf(w, "%s, %s, %s: %s\n", count(r.Checkpoints, "checkpoint"), count(r.Blobs, "blob"), size(r.Bytes), how)
 		printDamage(w, "missing", r.Missing)
 		printDamage(w, "corrupt", r.Corrupt)
 	})

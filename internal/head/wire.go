@@ -70,7 +70,24 @@ func Load(body []byte, get func(Ref) ([]byte, error)) (*Loaded, error) {
 	}
 	l.State.Retained = append(flatten(l.retained), l.State.Retained...)
 	l.State.Dropped = append(flatten(l.dropped), l.State.Dropped...)
+	if c := l.State.Latest(); c != nil {
+		for _, name := range c.Stores {
+			l.State.Holders[name] = c.ID
+		}
+	}
 	return l, nil
+}
+
+// laggards returns the holders that do not follow from the newest checkpoint.
+func (s *State) laggards() map[string]string {
+	newest := s.Latest()
+	out := map[string]string{}
+	for name, id := range s.Holders {
+		if newest == nil || id != newest.ID {
+			out[name] = id
+		}
+	}
+	return out
 }
 
 // Encode returns the body of the entry that makes next the state, and what Load
@@ -86,6 +103,7 @@ func (l *Loaded) Encode(next *State, put func([]byte) (Ref, error)) ([]byte, *Lo
 		return nil, nil, err
 	}
 	w.RetainedSegments, w.DroppedSegments = refs(n.retained), refs(n.dropped)
+	w.Holders = next.laggards()
 	body, err := json.Marshal(&w)
 	if err != nil {
 		return nil, nil, fmt.Errorf("encode head: %w", err)
@@ -140,7 +158,7 @@ func spill[T any](old []segment[T], items []T, same func(a, b T) bool, put func(
 // oversize tells whether a list of many items would crowd the entry out, as the
 // items of tasks with many stores do.
 func oversize[T any](items []T) bool {
-	if len(items) < 2 {
+	if len(items) == 0 {
 		return false
 	}
 	b, err := json.Marshal(items)

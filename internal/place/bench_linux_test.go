@@ -10,6 +10,8 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -17,6 +19,8 @@ import (
 
 	"github.com/snapferry/snapferry/snapshot"
 )
+
+var benchTiny = flag.Int("place.tiny", 20_000, "files in BenchmarkTiny")
 
 var benchFiles = flag.Int("place.files", 8, "files of 64 MiB in BenchmarkRestore")
 
@@ -162,4 +166,52 @@ func BenchmarkDurability(b *testing.B) {
 			})
 		}
 	}
+}
+
+// BenchmarkTiny restores many files of a few KiB into nothing, onto the same tree, and onto
+// a tree in which all of them have other names.
+func BenchmarkTiny(b *testing.B) {
+	dir := b.TempDir()
+	x, d := fill(b, dir, *benchTiny, 3000)
+	for i := range x.Entries {
+		x.Entries[i].Path = fmt.Sprintf("%03d/%s", i%1000, x.Entries[i].Path)
+	}
+	for i := range min(1000, len(x.Entries)) {
+		x.Entries = append(x.Entries, snapshot.Entry{Path: fmt.Sprintf("%03d", i), Type: snapshot.Dir, Mode: 0o755})
+	}
+	slices.SortFunc(x.Entries, func(a, b snapshot.Entry) int { return strings.Compare(a.Path, b.Path) })
+	out := filepath.Join(dir, "out")
+	for _, to := range []string{"nothing", "same", "renamed"} {
+		b.Run(to, func(b *testing.B) {
+			var phases [3]time.Duration
+			for b.Loop() {
+				b.StopTimer()
+				prepareTiny(b, to, out, x, d)
+				b.StartTimer()
+				_, err := Restore(b.Context(), []Store{{"kv", out, x}}, &Options{Read: d.read, OnPhase: func(p Phase, took time.Duration) { phases[p] += took }})
+				must(b, err)
+			}
+			for p, name := range []string{"prepare-s", "build-s", "swap-s"} {
+				b.ReportMetric(phases[p].Seconds()/float64(b.N), name)
+			}
+		})
+	}
+}
+
+// prepareTiny brings out to what a run of BenchmarkTiny begins with.
+func prepareTiny(b *testing.B, to, out string, x *snapshot.Index, d *diskPacks) {
+	b.Helper()
+	must(b, os.RemoveAll(out))
+	if to != "nothing" {
+		_, err := Restore(b.Context(), []Store{{"kv", out, x}}, &Options{Read: d.read})
+		must(b, err)
+	}
+	if to == "renamed" {
+		for i := range x.Entries {
+			if e := &x.Entries[i]; e.Type == snapshot.Regular {
+				must(b, os.Rename(filepath.Join(out, e.Path), filepath.Join(out, e.Path+".old")))
+			}
+		}
+	}
+	unix.Sync()
 }

@@ -2,7 +2,6 @@ package place
 
 import (
 	"slices"
-	"sync"
 
 	"golang.org/x/sys/unix"
 )
@@ -11,12 +10,23 @@ import (
 // and what was there to the staging. Every step can be told from the inode numbers in the
 // plan, so the moves go forward from wherever they stopped; there is no way back.
 
+// lostFound is where the check of a file system puts what it finds. It belongs to the file
+// system and not to the store.
+const lostFound = "lost+found"
+
+// keepsLostFound reports whether the target has one that stays: at the top of a mount point,
+// a directory of root's, and no entry of the store.
+func (t *target) keepsLostFound() bool {
+	st, err := t.above.lstat(lostFound)
+	return err == nil && isDir(st) && st.Uid == 0 && isMount(t.path, mounts()) && entryAt(t.store.Index, lostFound) == nil
+}
+
 func (m *move) stateInPlace() (state, error) {
 	names, err := m.stage.dir.names("")
 	if err != nil {
 		return lost, err
 	}
-	extras := slices.ContainsFunc(names, func(n string) bool { return n != m.stage.name && m.entry(n) == nil })
+	extras := slices.ContainsFunc(names, m.extra)
 	missing := false
 	for _, e := range m.Entries {
 		there, err := m.stage.dir.inode(string(e.Name))
@@ -35,6 +45,11 @@ func (m *move) stateInPlace() (state, error) {
 		return torn, nil
 	}
 	return swapped, nil
+}
+
+// extra reports whether an entry of the target has to go.
+func (m *move) extra(name string) bool {
+	return name != m.stage.name && name != m.Keep && m.entry(name) == nil
 }
 
 func (m *move) entry(name string) *placed {
@@ -60,7 +75,7 @@ func (m *move) forwardInPlace() error {
 		return err
 	}
 	for _, name := range names {
-		if name == s.name || m.entry(name) != nil {
+		if !m.extra(name) {
 			continue
 		}
 		if err := m.away(s.dir, name, old+"/"+name); err != nil {
@@ -133,5 +148,5 @@ func (m *move) setMeta() error {
 	if m.Meta == nil {
 		return nil
 	}
-	return newMeta(m.opts, m.Store, new(sync.Once)).dir(m.stage.dir, "", m.Meta)
+	return newMeta(m.opts, m.Store).dir(m.stage.dir, "", m.Meta)
 }

@@ -23,12 +23,18 @@ type meta struct {
 	names  bool // names of owners go before their numbers
 	warn   func(path string, err error)
 
-	asked sync.Map   // "u"+name or "g"+name to int, -1 when unknown
-	told  *sync.Once // for the one warning of a plain user; shared by all stores
+	asked sync.Map // "u"+name or "g"+name to int, -1 when unknown
+	told  *told
 }
 
-func newMeta(opts *Options, store string, told *sync.Once) *meta {
-	m := &meta{strict: opts.StrictOwner, names: opts.OwnerNames, told: told}
+// told are the warnings that are given once for all stores of a run.
+type told struct{ owner, setID sync.Once }
+
+func newMeta(opts *Options, store string) *meta {
+	m := &meta{strict: opts.StrictOwner, names: opts.OwnerNames, told: opts.told}
+	if m.told == nil {
+		m.told = new(told)
+	}
 	if opts.Warn != nil {
 		m.warn = func(path string, err error) { opts.Warn(store, path, err) }
 	}
@@ -59,10 +65,37 @@ func (m *meta) open(t *tree, fd int, e *snapshot.Entry, stale bool) error {
 			m.warning(e.Path, fmt.Errorf("extended attribute %q: %w", x.Name, err))
 		}
 	}
-	if err := t.do("chmod", e.Path, func() error { return unix.Fchmod(fd, e.Mode&0o7777) }); err != nil {
+	mode, err := m.mode(fd, e)
+	if err != nil {
+		return t.named("stat", e.Path, err)
+	}
+	if err := t.do("chmod", e.Path, func() error { return unix.Fchmod(fd, mode) }); err != nil {
 		return err
 	}
 	return t.do("utimes", e.Path, func() error { return setTime(fd, e.MTime) })
+}
+
+// setID are the bits that lend a file's owner or group to whoever runs it.
+const setID = unix.S_ISUID | unix.S_ISGID
+
+// mode is the mode to set. With another owner or group than was meant, set-user-ID and
+// set-group-ID would lend the wrong one, root's for one, so then they are left out.
+func (m *meta) mode(fd int, e *snapshot.Entry) (uint32, error) {
+	mode := e.Mode & 0o7777
+	if mode&setID == 0 {
+		return mode, nil
+	}
+	var st unix.Stat_t
+	if err := unix.Fstat(fd, &st); err != nil {
+		return 0, err
+	}
+	if int(st.Uid) == m.id("u", e.User, e.UID) && int(st.Gid) == m.id("g", e.Group, e.GID) {
+		return mode, nil
+	}
+	m.told.setID.Do(func() {
+		m.warning(e.Path, errors.New("set-user-ID and set-group-ID are left out where the owner could not be set"))
+	})
+	return mode &^ setID, nil
 }
 
 // dir opens a directory of t and sets its metadata.
@@ -111,7 +144,7 @@ func (m *meta) owner(e *snapshot.Entry, chown func(uid, gid int) error) error {
 		if m.strict {
 			return fmt.Errorf("%s: %w", e.Path, err)
 		}
-		m.told.Do(func() { m.warning(e.Path, fmt.Errorf("owners are not restored: %w", err)) })
+		m.told.owner.Do(func() { m.warning(e.Path, fmt.Errorf("owners are not restored: %w", err)) })
 		return nil
 	}
 	err := chown(uid, gid)

@@ -59,7 +59,9 @@ type Options struct {
 	OwnerNames bool
 	// InPlace stages within the target and replaces its entries one by one. It is for
 	// targets that are mount points, and it is not atomic: killed between two entries it
-	// leaves a mixture, which the next restore completes before anything else.
+	// leaves a mixture, which the next restore completes before anything else. A directory
+	// lost+found of root's at the top of a mount point belongs to the file system and
+	// stays, unless the store has an entry of that name.
 	InPlace bool
 	// DryRun reports what would be fetched and reused, and writes nothing.
 	DryRun bool
@@ -74,6 +76,7 @@ type Options struct {
 	OnBytes func(store string, n int64)
 
 	fail       func(op string) error // tests: called before each change, may return its error
+	told       *told                 // warnings given already, of this run
 	durability durability            // tests and benchmarks: how staged files are made durable
 }
 

@@ -35,6 +35,7 @@ type planned struct {
 	InPlace bool
 	Entries []placed        // in place: the staged top-level entries
 	Meta    *snapshot.Entry `json:",omitempty"` // in place: metadata of the target itself
+	Keep    string          `json:",omitempty"` // in place: an old entry that stays
 }
 
 // placed is a top-level entry of a restore in place.
@@ -87,6 +88,9 @@ func newPlan(checkpoint string, targets []*target) (*plan, error) {
 // addEntries records what a restore in place has to move.
 func (p *planned) addEntries(t *target) error {
 	p.InPlace = true
+	if t.keepsLostFound() {
+		p.Keep = lostFound
+	}
 	if root := entryAt(t.store.Index, ""); root != nil {
 		p.Meta = root
 		p.Mode = root.Mode

@@ -8,7 +8,6 @@ import (
 	"io/fs"
 	"runtime"
 	"slices"
-	"sync"
 	"time"
 
 	"github.com/snapferry/snapferry/snapshot"
@@ -33,6 +32,7 @@ func restore(ctx context.Context, stores []Store, opts *Options) (map[string]Rep
 	if o.Workers <= 0 {
 		o.Workers = max(4, 2*runtime.GOMAXPROCS(0))
 	}
+	o.told = new(told)
 	r := &run{opts: &o, yard: newYard(&o)}
 	defer r.close()
 	begun := time.Now()
@@ -337,9 +337,8 @@ func (r *run) openExisting(t *target) (err error) {
 func newBuilder(opts *Options, w *wants, targets []*target) *builder {
 	b := &builder{opts: opts, wants: w, meta: map[*target]*meta{}}
 	b.whole = opts.durability == syncWhole || opts.durability == automatic && len(w.files) >= manyFiles
-	told := new(sync.Once)
 	for _, t := range targets {
-		b.meta[t] = newMeta(opts, t.store.Name, told)
+		b.meta[t] = newMeta(opts, t.store.Name)
 	}
 	return b
 }

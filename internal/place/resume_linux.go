@@ -2,7 +2,6 @@ package place
 
 import (
 	"errors"
-	"fmt"
 	"io/fs"
 	"os"
 	"path"
@@ -140,88 +139,4 @@ func (r *run) addOrigins(t *target, prefixes ...string) error {
 		}
 	}
 	return nil
-}
-
-// checkSpace compares what has to be allocated anew with what is free, by file system. Old
-// trees of an interrupted clean-up are a source, but not at the price of failing.
-func (r *run) checkSpace() error {
-	err := r.room()
-	if err == nil {
-		return nil
-	}
-	dropped := false
-	for _, t := range r.targets {
-		old, listErr := t.stage.remains(oldPrefix)
-		if listErr != nil {
-			return t.fault(listErr)
-		}
-		for _, name := range old {
-			dropped = true
-			if err := t.stage.tree.remove(name); err != nil {
-				return t.fault(err)
-			}
-		}
-	}
-	if dropped {
-		err = r.room()
-	}
-	return err
-}
-
-func (r *run) room() error {
-	type volume struct {
-		need, nodes int64
-		stat        unix.Statfs_t
-		path        string
-	}
-	volumes := map[uint64]*volume{}
-	byTarget := map[*target]*volume{}
-	for _, t := range r.targets {
-		st, err := t.above.lstat("")
-		if err != nil {
-			return t.fault(err)
-		}
-		v := volumes[st.Dev]
-		if v == nil {
-			v = &volume{path: t.dir}
-			volumes[st.Dev] = v
-			if err := unix.Fstatfs(t.above.fd, &v.stat); err != nil {
-				return t.fault(err)
-			}
-		}
-		byTarget[t] = v
-		v.nodes += int64(len(t.store.Index.Entries))
-	}
-	for i := range r.wants.files {
-		f := &r.wants.files[i]
-		v := byTarget[f.t]
-		v.need += f.allocation(int64(v.stat.Bsize))
-	}
-	for _, v := range volumes {
-		free := int64(v.stat.Bavail) * int64(v.stat.Bsize)
-		if os.Geteuid() == 0 {
-			free = int64(v.stat.Bfree) * int64(v.stat.Bsize)
-		}
-		if v.need > free {
-			return fmt.Errorf("restore: %s has %d bytes free and %d are needed beside the old tree: %w", v.path, free, v.need, unix.ENOSPC)
-		}
-		if v.stat.Files > 0 && v.nodes > int64(v.stat.Ffree) {
-			return fmt.Errorf("restore: %s has %d inodes free and %d are needed: %w", v.path, v.stat.Ffree, v.nodes, unix.ENOSPC)
-		}
-	}
-	return nil
-}
-
-// allocation is what f takes beyond what its resumed copy has.
-func (f *file) allocation(block int64) int64 {
-	var n int64
-	for i := range f.entry.Chunks {
-		n += (int64(f.entry.Chunks[i].Length) + block - 1) / block * block
-	}
-	for _, name := range slices.Backward(f.t.left) {
-		if st, ok := resumable(f.t.stage.tree, path.Join(name, f.entry.Path)); ok {
-			return max(0, n-st.Blocks*512)
-		}
-	}
-	return n
 }

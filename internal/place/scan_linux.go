@@ -96,30 +96,45 @@ func (s *scan) walk(ctx context.Context, o origin) error {
 	for todo := []string{o.top}; len(todo) > 0; {
 		dir := todo[len(todo)-1]
 		todo = todo[:len(todo)-1]
-		names, err := o.tree.names(dir)
+		inner, err := s.list(ctx, o, dir, match)
 		if err != nil {
-			continue
+			return err
 		}
-		slices.Sort(names)
-		for _, name := range names {
-			p := path.Join(dir, name)
-			st, err := o.tree.lstat(p)
-			switch {
-			case err != nil || p == o.skip:
-			case isDir(st):
-				todo = append(todo, p)
-			case st.Mode&unix.S_IFMT == unix.S_IFREG:
-				like := match[rel(o.top, p)]
-				if !s.mayHold(st, like) {
-					continue
-				}
-				if err := s.send(ctx, scanJob{tree: o.tree, path: p, size: st.Size, like: like}); err != nil {
-					return err
-				}
+		todo = append(todo, inner...)
+	}
+	return nil
+}
+
+// list sends the files of one directory and returns the directories in it.
+func (s *scan) list(ctx context.Context, o origin, dir string, match map[string]*file) (inner []string, err error) {
+	d, err := o.tree.sub(dir)
+	if err != nil {
+		return nil, nil
+	}
+	defer d.close()
+	names, err := d.names("")
+	if err != nil {
+		return nil, nil
+	}
+	slices.Sort(names)
+	for _, name := range names {
+		p := path.Join(dir, name)
+		st, err := d.lstat(name)
+		switch {
+		case err != nil || p == o.skip:
+		case isDir(st):
+			inner = append(inner, p)
+		case st.Mode&unix.S_IFMT == unix.S_IFREG:
+			like := match[rel(o.top, p)]
+			if !s.mayHold(st, like) {
+				continue
+			}
+			if err := s.send(ctx, scanJob{tree: o.tree, path: p, size: st.Size, like: like}); err != nil {
+				return nil, err
 			}
 		}
 	}
-	return nil
+	return inner, nil
 }
 
 func rel(top, p string) string {

@@ -50,13 +50,16 @@ type target struct {
 // locate finds where a target really is. A symbolic link to a directory is resolved, as
 // are links above it; anything but a directory is refused.
 func locate(dir string, inPlace bool) (spot, error) {
-	abs, err := filepath.Abs(dir)
+	abs, err := absolute(dir)
 	if err != nil {
 		return spot{}, err
 	}
 	info, err := os.Lstat(abs)
 	if errors.Is(err, fs.ErrNotExist) {
 		return locateAbsent(abs, inPlace)
+	}
+	if errors.Is(err, unix.ENOTDIR) {
+		return spot{}, notDir(blocker(abs))
 	}
 	if err != nil {
 		return spot{}, err
@@ -67,10 +70,42 @@ func locate(dir string, inPlace bool) (spot, error) {
 		}
 	}
 	if !info.IsDir() {
-		return spot{}, fmt.Errorf("%s is not a directory; remove it or choose another target", dir)
+		return spot{}, notDir(dir)
 	}
 	real, err := filepath.EvalSymlinks(abs)
 	return spotAt(real, false, inPlace), err
+}
+
+// absolute makes a path absolute by where the working directory really is, as the kernel
+// and other programs would, and not by the links of $PWD through which it was entered.
+func absolute(dir string) (string, error) {
+	if filepath.IsAbs(dir) {
+		return filepath.Clean(dir), nil
+	}
+	buf := make([]byte, unix.PathMax)
+	n, err := unix.Getcwd(buf)
+	if errors.Is(err, fs.ErrNotExist) {
+		return "", fmt.Errorf("the working directory was removed or replaced; enter it anew or give an absolute path: %w", err)
+	}
+	if err != nil {
+		return "", fmt.Errorf("working directory: %w", err)
+	}
+	return filepath.Join(string(buf[:n-1]), dir), nil
+}
+
+func notDir(path string) error {
+	return fmt.Errorf("%s is not a directory; remove it or choose another target", path)
+}
+
+// blocker is the topmost component of a path that exists and is no directory.
+func blocker(abs string) string {
+	for {
+		above := filepath.Dir(abs)
+		if info, err := os.Stat(above); err == nil && info.IsDir() || above == abs {
+			return abs
+		}
+		abs = above
+	}
 }
 
 // locateAbsent resolves the nearest directory above that exists.

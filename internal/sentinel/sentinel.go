@@ -25,3 +25,10 @@ var (
 	// Closed says that the handle was closed.
 	Closed = errors.New("closed")
 )
+
+// Harmless marks an error with NoEffect and leaves its text as it is.
+func Harmless(err error) error { return &harmless{err} }
+
+type harmless struct{ error }
+
+func (e *harmless) Unwrap() []error { return []error{e.error, NoEffect} }
