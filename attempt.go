@@ -40,6 +40,7 @@ type attempt struct {
 	next    int
 	unnamed []string // written and not sealed yet
 	kept    keeper
+	lists   []string // chunk lists written to record progress
 
 	done     head.Checkpoint
 	stores   map[string]storeEntry
@@ -353,7 +354,9 @@ func (a *attempt) saveCaches() {
 }
 
 func (a *attempt) warn(store, text string) {
+	a.mu.Lock()
 	a.warnings = append(a.warnings, text)
+	a.mu.Unlock()
 	emit(a.task.opts.Observer.Warned, Warned{a.task.id, store, text})
 }
 

@@ -420,7 +420,8 @@ func TestRestoreOptions(t *testing.T) {
 	for globs, want := range map[string][]string{
 		"a":     {".", "a", "a/1", "a/2"},
 		"*/1 c": {".", "a", "a/1", "b", "b/1", "c"},
-		"x":     {"."},
+		"1":     {".", "a", "a/1", "b", "b/1"}, // at any depth
+		"x c":   {".", "c"},
 	} {
 		dir := t.TempDir()
 		opts := &RestoreOptions{Dir: dir, Include: strings.Fields(globs), DryRun: true}
@@ -441,5 +442,10 @@ func TestRestoreOptions(t *testing.T) {
 	}
 	if _, err := w.repo().Restore(t.Context(), kvTask, At{}, nil, nil); err == nil {
 		t.Error("restore to nowhere")
+	}
+	dir := t.TempDir()
+	_, err := w.repo().Restore(t.Context(), kvTask, At{}, nil, &RestoreOptions{Dir: dir, Include: []string{"x", "b/c"}})
+	if left, rerr := os.ReadDir(dir); !errors.Is(err, ErrNotFound) || rerr != nil || len(left) > 0 {
+		t.Errorf("a part that is not there: %v; left %v, %v", err, left, rerr)
 	}
 }

@@ -2,6 +2,7 @@ package snapferry
 
 import (
 	"context"
+	"fmt"
 	"slices"
 	"time"
 
@@ -45,8 +46,14 @@ func (a *attempt) keepProgress(ctx context.Context) error {
 	err := a.record(ctx)
 	a.mu.Lock()
 	a.kept.running = false
+	a.kept.at = time.Now()
 	a.mu.Unlock()
-	return err
+	if err == nil || undecided(err) || ctx.Err() != nil {
+		return err
+	}
+	// The upload needs no record of itself; it is tried again later.
+	a.warn("", fmt.Sprintf("progress not recorded, an interruption now would start over: %v", err))
+	return nil
 }
 
 // record makes permanent what was sent, names it in a list, and the list in the log.
@@ -64,6 +71,9 @@ func (a *attempt) record(ctx context.Context) error {
 		return err
 	}
 	ref.Digest = list.Digest.String()
+	a.mu.Lock()
+	a.lists = append(a.lists, blobPrefix(t.id)+ref.Key)
+	a.mu.Unlock()
 	if err := a.seal(ctx); err != nil {
 		return err
 	}

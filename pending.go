@@ -65,6 +65,9 @@ func (p *Pending) Upload(ctx context.Context) (Markers, error) {
 	if err := p.open(); err != nil {
 		return Markers{}, wrap("upload", t.id.String(), err)
 	}
+	if p.attempt != nil {
+		return Markers{}, wrap("upload", t.id.String(), errors.New("it is uploaded already: call Publish"))
+	}
 	err := p.upload(ctx)
 	if err == nil && t.opts.External != nil {
 		err = p.prepare(ctx)

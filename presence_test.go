@@ -27,14 +27,19 @@ func lossy(t *testing.T) (*world, *memblob.Driver, string) {
 // I1: what the store has lost is sent again, so the next checkpoint restores; with or
 // without an identity cache, and also when the blob is there and too short.
 func TestLostPackIsSentAgain(t *testing.T) {
-	for name, harm := range map[string]func([]byte) []byte{"absent": nil, "cut short": func(b []byte) []byte { return b[:len(b)-1] }} {
+	for name, harm := range map[string]func(*memblob.Driver, string) error{
+		"absent": func(m *memblob.Driver, key string) error { return m.Delete(t.Context(), []string{key}) },
+		"cut short": func(m *memblob.Driver, key string) error {
+			return m.Corrupt(key, func(b []byte) []byte { return b[:100] })
+		},
+	} {
 		for _, cache := range []bool{true, false} {
 			t.Run(name, func(t *testing.T) {
 				w, mem, pack := lossy(t)
 				if !cache {
 					w.opts.CacheDir = ""
 				}
-				check(t, mem.Corrupt(pack, harm))
+				check(t, harm(mem, pack))
 				warned := 0
 				w.opts.Observer = &Observer{Warned: func(Warned) { warned++ }}
 				rep := w.mustCommit(w.open(), nil)
@@ -67,7 +72,7 @@ func TestFullReusesNothing(t *testing.T) {
 // other things in it is not made a repository.
 func TestEnsureRefuses(t *testing.T) {
 	w, mem, _ := lossy(t)
-	check(t, mem.Corrupt(repoKey, nil))
+	check(t, mem.Delete(t.Context(), []string{repoKey}))
 	before := w.keys("")
 	if _, _, err := Ensure(t.Context(), w.blobs); !errors.Is(err, ErrCorrupt) {
 		t.Errorf("identity lost: %v", err)

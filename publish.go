@@ -53,10 +53,15 @@ func (t *Task) found(ctx context.Context, a *attempt) error {
 	if err := t.reload(ctx); err != nil {
 		return err
 	}
-	t.forget, t.cleaned = nil, nil
+	t.wasTold()
 	emit(t.opts.Observer.Published, Published{t.id, a.id, a.sequence, 0})
 	a.saveCaches()
 	return nil
+}
+
+// wasTold forgets what the entry that was appended last has told the log.
+func (t *Task) wasTold() {
+	t.forget, t.told, t.cleaned = t.forget[t.told:], 0, nil
 }
 
 // undecided tells whether what an entry names may be, or may yet become, part of the
@@ -66,6 +71,7 @@ func undecided(err error) bool { return errors.Is(err, ErrUnknown) || errors.Is(
 // entry is what the attempt asks of the head.
 func (a *attempt) entry(slot uint64) *head.Commit {
 	t := a.task
+	t.told = len(t.forget)
 	return &head.Commit{
 		Attempt: a.Attempt, Checkpoint: a.done, Time: a.time, Borrows: a.borrows, Resumed: a.kept.attempt,
 		Forget: t.forget, KeepLast: t.opts.KeepLast, Cleaned: t.cleaned, Slot: slot, Now: t.opts.now(),
@@ -95,9 +101,12 @@ func (a *attempt) commit(ctx context.Context) error {
 	t.adopt(a)
 	emit(t.opts.Observer.Published, Published{t.id, a.id, a.sequence, time.Since(start)})
 	a.saveCaches()
-	a.warnings = append(a.warnings, t.cleanUpQuietly(ctx, t.sweepDropped, t.log.Trim)...)
+	a.warnings = append(a.warnings, t.cleanUpQuietly(ctx, a.deleteLists, t.sweepDropped, t.log.Trim)...)
 	return nil
 }
+
+// deleteLists deletes the records of the attempt's progress, which its commit has dropped.
+func (a *attempt) deleteLists(ctx context.Context) error { return a.task.blobs.Delete(ctx, a.lists) }
 
 // adopt makes a published attempt the base of the next.
 func (t *Task) adopt(a *attempt) {
@@ -109,7 +118,7 @@ func (t *Task) adopt(a *attempt) {
 			delete(t.bases, name)
 		}
 	}
-	t.forget, t.cleaned = nil, nil
+	t.wasTold()
 }
 
 func (a *attempt) prepare(ctx context.Context) error {
@@ -155,10 +164,11 @@ func (t *Task) confirm(ctx context.Context, id string, drop bool) error {
 		if s.Epoch != t.epoch {
 			return nil, fmt.Errorf("epoch %d: %w", t.epoch, ErrFenced)
 		}
+		t.told = len(t.forget)
 		return s.Confirm(id, drop, t.forget, t.cleaned, t.opts.KeepLast, slot, t.opts.now())
 	}, nil)
 	if err == nil {
-		t.forget, t.cleaned = nil, nil
+		t.wasTold()
 	}
 	return err
 }
@@ -172,7 +182,7 @@ func (t *Task) resolve(ctx context.Context) error {
 	if e != nil {
 		t.stale = true
 		if e.Kind == checkpoint.Commit || e.Kind == checkpoint.Confirm {
-			t.forget, t.cleaned = nil, nil // it says so
+			t.wasTold()
 		}
 	}
 	if !t.stale {

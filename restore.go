@@ -83,6 +83,9 @@ type restorer struct {
 // begins again before it holds on to what it reads (P10).
 const replans = 2
 
+// maxReplans ends a restore that may not hold and loses every time.
+const maxReplans = 20
+
 func (r *restorer) restore(ctx context.Context, opts *RestoreOptions) (*RestoreReport, error) {
 	start := time.Now()
 	r.rescue = true
@@ -140,6 +143,9 @@ func (r *restorer) run(ctx context.Context) (rep *RestoreReport, err error) {
 		rep, err = r.attempt(ctx, c)
 		if !blobGone(err) {
 			return rep, err
+		}
+		if try == maxReplans {
+			return nil, fmt.Errorf("every checkpoint was pruned while it was read, %d in all: retain more of them: %w", try+1, ErrConflict)
 		}
 		if err := r.afterMissing(ctx, c, err); err != nil {
 			return nil, err

@@ -182,8 +182,15 @@ func (t *Task) sweepDropped(ctx context.Context) error {
 	}
 	start := time.Now()
 	due, err := t.graceOver(ctx, t.state.State.Dropped, t.opts.Grace)
-	if err != nil || len(due) == 0 {
+	if err != nil {
 		return err
+	}
+	live := t.state.State.Live()
+	due = slices.DeleteFunc(slices.Clone(due), func(d head.Dropped) bool { // dropped, and still held
+		return slices.ContainsFunc(live, func(c head.Checkpoint) bool { return c.ID == d.ID })
+	})
+	if len(due) == 0 {
+		return nil
 	}
 	named, err := t.named(ctx, t.state, t.tables)
 	if err != nil {
@@ -229,6 +236,9 @@ func (v *view) graceOver(ctx context.Context, items []head.Dropped, grace time.D
 	return due, nil
 }
 
+// maxSlots bounds the times that are remembered.
+const maxSlots = 4096
+
 // storedAt returns when the store got the entry that dropped an item.
 func (v *view) storedAt(ctx context.Context, d head.Dropped) (time.Time, error) {
 	if at, ok := v.slots[d.Slot]; ok {
@@ -245,6 +255,9 @@ func (v *view) storedAt(ctx context.Context, d head.Dropped) (time.Time, error) 
 	}
 	if v.slots == nil {
 		v.slots = map[uint64]time.Time{}
+	}
+	if len(v.slots) > maxSlots {
+		clear(v.slots)
 	}
 	v.slots[d.Slot] = at
 	return at, nil
@@ -275,12 +288,13 @@ func (v *view) nameWaiting(ctx context.Context, l *head.Loaded, due []head.Dropp
 
 // deleteDropped deletes what only dropped checkpoints name: all that names other blobs
 // before what it names (I3), so later checkpoints, which build on older ones, first. One
-// whose checkpoint blob is gone was cleaned up before; the rest, if any, is found by gc.
+// whose checkpoint blob is gone was cleaned up before. The rest of that, and of one that
+// is damaged, is found by gc.
 func (t *Task) deleteDropped(ctx context.Context, due []head.Dropped, named map[string]bool, ev *CleanedUp) error {
 	var indexes, packs []string
 	for _, d := range slices.Backward(due) {
 		lists, err := t.tablesOf(ctx, []head.Checkpoint{d.Checkpoint}, t.tables)
-		if errors.Is(err, fs.ErrNotExist) {
+		if errors.Is(err, fs.ErrNotExist) || errors.Is(err, ErrCorrupt) {
 			continue
 		}
 		if err != nil {

@@ -38,6 +38,7 @@ type Task struct {
 	stale   bool             // the log has gone on: reload before anything is begun
 	bases   map[string]*base // by store
 	forget  []string
+	told    int                 // how many of forget the entry that was sent last carries
 	cleaned []string            // dropped checkpoints whose blobs are gone
 	tables  map[string][]string // blobs of an index, by marker: what clean-up asks each time
 }
@@ -97,6 +98,9 @@ func (t *Task) open(ctx context.Context, checkpoints *checkpoint.Store) error {
 			return err
 		}
 	}
+	if err := t.checkLog(ctx); err != nil {
+		return err
+	}
 	if err := t.claim(ctx); err != nil {
 		return err
 	}
@@ -154,6 +158,21 @@ func (t *Task) checkIdle(ctx context.Context) error {
 	return nil
 }
 
+// checkLog refuses a task whose log is gone: a new one would show all its blobs dead.
+func (t *Task) checkLog(ctx context.Context) error {
+	e, err := t.log.Head(ctx)
+	if e != nil || !errors.Is(err, fs.ErrNotExist) {
+		return err
+	}
+	for info, err := range t.blobs.List(ctx, blobPrefix(t.id), "") {
+		if err != nil {
+			return err
+		}
+		return fmt.Errorf("%w: the log is gone, but the data of checkpoints is there (%s); put %slog/ back from a copy, or use another task", ErrCorrupt, info.Key, taskPrefix(t.id))
+	}
+	return nil
+}
+
 // claim takes the next epoch (P4).
 func (t *Task) claim(ctx context.Context) error {
 	return t.append(ctx, checkpoint.Claim, func(s *head.State, _ uint64) (*head.State, error) {
@@ -166,10 +185,10 @@ func (t *Task) claim(ctx context.Context) error {
 // append makes the state that next returns the new head. next is asked again each
 // time somebody else's entry came between; put stores segments of a long head.
 func (t *Task) append(ctx context.Context, kind checkpoint.Kind, next func(s *head.State, slot uint64) (*head.State, error), put func([]byte) (head.Ref, error)) error {
-	var after *head.Loaded
+	var before, after *head.Loaded
 	decide := func(e *checkpoint.Entry) (checkpoint.Draft, error) {
-		before, err := t.decode(ctx, e)
-		if err != nil {
+		var err error
+		if before, err = t.decode(ctx, e); err != nil {
 			return checkpoint.Draft{}, err
 		}
 		slot := uint64(1)
@@ -199,7 +218,20 @@ func (t *Task) append(ctx context.Context, kind checkpoint.Kind, next func(s *he
 		return err
 	}
 	t.state = after
+	t.cleanUpQuietly(ctx, func(ctx context.Context) error { return t.deleteSegments(ctx, before, after) })
 	return nil
+}
+
+// deleteSegments deletes the segments that the new head has replaced, as far as P8 lets it.
+func (t *Task) deleteSegments(ctx context.Context, before, after *head.Loaded) error {
+	var dead []string
+	for _, r := range before.Segments() {
+		key := blobPrefix(t.id) + r.Key
+		if !slices.Contains(after.Segments(), r) && t.deadAttempt(after.State, key) {
+			dead = append(dead, key)
+		}
+	}
+	return t.blobs.Delete(ctx, dead)
 }
 
 // segmentWriter stores segments of the head outside of any attempt, each under a name

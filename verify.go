@@ -1,10 +1,13 @@
 package snapferry
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
+	"slices"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -31,11 +34,12 @@ const maxDamage = 10_000
 // report, not an error; an error says that it could not be found out.
 func (r *Repo) Verify(ctx context.Context, opts VerifyOptions) (*VerifyReport, error) {
 	rep := &VerifyReport{Missing: []Damage{}, Corrupt: []Damage{}}
+	ids, err := r.allTasks(ctx)
+	if err != nil {
+		return nil, wrap("verify", r.blobs.String(), err)
+	}
 	filter := ListFilter{opts.Job, opts.Task}
-	for id, err := range r.checkpoints.Tasks(ctx) {
-		if err != nil {
-			return nil, wrap("verify", r.blobs.String(), err)
-		}
+	for _, id := range ids {
 		if !filter.matches(id) {
 			continue
 		}
@@ -45,6 +49,28 @@ func (r *Repo) Verify(ctx context.Context, opts VerifyOptions) (*VerifyReport, e
 	}
 	rep.OK = len(rep.Missing) == 0 && len(rep.Corrupt) == 0
 	return rep, nil
+}
+
+// allTasks returns the tasks with a log here, and those that are bound to this checkpoint
+// store and whose log is gone.
+func (r *Repo) allTasks(ctx context.Context) ([]TaskID, error) {
+	known := map[TaskID]bool{}
+	for id, err := range r.checkpoints.Tasks(ctx) {
+		if err != nil {
+			return nil, err
+		}
+		known[id] = true
+	}
+	found, err := r.tasksWithBlobs(ctx)
+	if err != nil {
+		return nil, err
+	}
+	for _, id := range found {
+		if b, err := readBind(ctx, r.blobs, id); err == nil && b.Checkpoints == r.store {
+			known[id] = true
+		}
+	}
+	return slices.SortedFunc(maps.Keys(known), func(a, b TaskID) int { return cmp.Or(cmp.Compare(a.Job, b.Job), cmp.Compare(a.Task, b.Task)) }), nil
 }
 
 // verifier checks one task.
@@ -60,55 +86,70 @@ type verifier struct {
 }
 
 // verifyTask checks a task. What looks damaged in a checkpoint that was dropped
-// meanwhile is no damage (P10): if anything does and the head has moved, the task is
-// checked again as it is now.
+// meanwhile is no damage (P10), so findings are held against the head as it is then.
 func (r *Repo) verifyTask(ctx context.Context, id TaskID, opts VerifyOptions, total *VerifyReport) error {
-	for try := 0; ; try++ {
-		v := &verifier{view: r.view(id), opts: opts, seen: map[string]bool{}, read: map[snapshot.Location]bool{}}
-		again, err := v.run(ctx)
-		if err != nil {
-			return err
-		}
-		if again && try < 5 {
-			continue
-		}
-		total.Checkpoints += v.rep.Checkpoints
-		total.Blobs += v.rep.Blobs
-		total.Bytes += v.rep.Bytes
-		total.Missing = append(total.Missing, v.rep.Missing...)
-		total.Corrupt = append(total.Corrupt, v.rep.Corrupt...)
-		return nil
+	v := &verifier{view: r.view(id), opts: opts, seen: map[string]bool{}, read: map[snapshot.Location]bool{}}
+	if err := v.run(ctx); err != nil {
+		return err
 	}
+	total.Checkpoints += v.rep.Checkpoints
+	total.Blobs += v.rep.Blobs
+	total.Bytes += v.rep.Bytes
+	total.Missing = append(total.Missing, v.rep.Missing...)
+	total.Corrupt = append(total.Corrupt, v.rep.Corrupt...)
+	return nil
 }
 
-func (v *verifier) run(ctx context.Context) (again bool, err error) {
+func (v *verifier) run(ctx context.Context) error {
 	e, l, err := v.head(ctx)
 	if errors.Is(err, ErrCorrupt) {
-		return false, v.damaged(err, Damage{Blob: taskPrefix(v.id) + "log", Path: err.Error()})
+		return v.damaged(err, Damage{Blob: taskPrefix(v.id) + "log", Path: err.Error()})
 	}
-	if err != nil || e == nil {
-		return false, err
+	if err != nil {
+		return err
 	}
 	if _, err := readBind(ctx, v.blobs, v.id); err != nil {
 		if err := v.damaged(err, Damage{Blob: bindKey(v.id)}); err != nil {
-			return false, err
+			return err
 		}
 	}
 	if err := v.list(ctx); err != nil {
-		return false, err
+		return err
+	}
+	if e == nil {
+		if len(v.sizes) > 0 {
+			return v.damaged(fs.ErrNotExist, Damage{Blob: taskPrefix(v.id) + "log"})
+		}
+		return nil
 	}
 	live := l.State.Live()
-	for i := range live {
+	slices.SortFunc(live, func(a, b head.Checkpoint) int { return cmp.Compare(b.Sequence, a.Sequence) })
+	for i := range live { // the newest first: what several share is told of the one that stays longest
 		if err := v.checkpoint(ctx, &live[i]); err != nil {
-			return false, err
+			return err
 		}
 	}
 	v.rep.Checkpoints = int64(len(l.State.Retained))
+	return v.forgive(ctx)
+}
+
+// forgive drops what was found of checkpoints that are not kept any more.
+func (v *verifier) forgive(ctx context.Context) error {
 	if len(v.rep.Missing)+len(v.rep.Corrupt) == 0 {
-		return false, nil
+		return nil
 	}
-	now, _, err := v.head(ctx)
-	return err == nil && now != nil && now.Slot != e.Slot, err
+	_, l, err := v.head(ctx)
+	if err != nil {
+		return err
+	}
+	kept := map[string]bool{"": true}
+	for _, c := range l.State.Live() {
+		kept[c.ID] = true
+	}
+	gone := func(d Damage) bool { return !kept[d.Checkpoint] }
+	v.rep.Missing = slices.DeleteFunc(v.rep.Missing, gone)
+	v.rep.Corrupt = slices.DeleteFunc(v.rep.Corrupt, gone)
+	return nil
 }
 
 func (v *verifier) list(ctx context.Context) error {

@@ -242,3 +242,23 @@ func TestLines(t *testing.T) {
 		}
 	})
 }
+
+// A report's warnings are told once, and a backup that is no single moment is told of,
+// however quiet the verb is.
+func TestWarningsOfReports(t *testing.T) {
+	var out, err bytes.Buffer
+	a := &app{stdout: &out, stderr: &err, quiet: true}
+	p := a.startProgress("read")
+	p.observer().Warned(snapferry.Warned{Store: "kv", Text: "cache not saved"})
+	p.observer().Warned(snapferry.Warned{Store: "kv", Text: "a: owner"})
+	v := &backupVerb{app: a}
+	v.remind(p, &snapferry.CommitReport{Warnings: []string{"cache not saved", "kv: a: owner", "kv: left out a pipe"}, Consistent: true})
+	want := "warning: store kv: cache not saved\nwarning: store kv: a: owner\nwarning: kv: left out a pipe\n"
+	if err.String() != want {
+		t.Errorf("got %q, want %q", err.String(), want)
+	}
+	v.remind(p, &snapferry.CommitReport{})
+	if !strings.Contains(err.String(), "\nwarning: files changed during the backup") || out.Len() > 0 {
+		t.Errorf("not consistent: %q, %q", err.String(), out.String())
+	}
+}

@@ -130,6 +130,18 @@ func TestParseOffsets(t *testing.T) {
 	}
 }
 
+func TestCleanGlobs(t *testing.T) {
+	got, err := cleanGlobs("--include", []string{"conf/", "/conf", "./conf", "a//b/*", "*.sst", ".//x/./y", "[^.]?", "..a"})
+	if diff := cmp.Diff(got, []string{"conf", "conf", "conf", "a/b/*", "*.sst", "x/y", "[^.]?", "..a"}); err != nil || diff != "" {
+		t.Errorf("%v\n%s", err, diff)
+	}
+	for _, g := range []string{"", "[", "/", ".", "./", "..", "../x", "a/..", "/../a"} {
+		if got, err := cleanGlobs("--include", []string{g}); !isUsage(err) {
+			t.Errorf("%q gives %q, %v, want a usage error", g, got, err)
+		}
+	}
+}
+
 func TestByteRate(t *testing.T) {
 	for s, want := range map[string]byteRate{
 		"1000": 1000, "500K": 500 << 10, "500KB": 500_000, "20MiB/s": 20 << 20, "20M": 20 << 20, "1.5GB/s": 1_500_000_000,

@@ -53,7 +53,7 @@ var failures = []struct {
 	{snapferry.ErrUnknown, exitUnknown, "may have been committed; run snapferry ls"},
 	{errBadInfo, exitCorrupt, "put back a copy of snapferry.json; nothing else was touched"},
 	{snapferry.ErrCorrupt, exitCorrupt, "run snapferry verify --read-data to see what is damaged; older checkpoints may be whole"},
-	{snapferry.ErrRunning, exitConflict, "--if-running preempt takes over"},
+	{snapferry.ErrRunning, exitConflict, "if that one has ended, --if-running preempt takes over"},
 	{snapferry.ErrForeign, exitConflict, ""},
 	{snapferry.ErrFenced, exitConflict, "another backup of this task took over; run this one again to take the task back"},
 	{snapferry.ErrBaseGone, exitConflict, "run it again"},

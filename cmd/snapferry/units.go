@@ -57,11 +57,11 @@ var _ pflag.Value = (*age)(nil)
 // Set parses an age.
 func (a *age) Set(s string) error {
 	d, err := time.ParseDuration(s)
-	for unit, days := range map[string]int{"d": 1, "w": 7} {
+	for unit, days := range map[string]time.Duration{"d": 1, "w": 7} {
 		if count, ok := strings.CutSuffix(s, unit); ok {
 			var n uint64
-			n, err = strconv.ParseUint(count, 10, 16)
-			d = time.Duration(n) * time.Duration(days) * 24 * time.Hour
+			n, err = strconv.ParseUint(count, 10, 13) // 8191 weeks are still a Duration
+			d = time.Duration(n) * days * 24 * time.Hour
 		}
 	}
 	if err != nil || d < 0 {

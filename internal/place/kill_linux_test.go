@@ -230,6 +230,30 @@ func (a *arena) plainState(name string) string {
 	return a.state(name)
 }
 
+// A plain user gets set-user-ID and set-group-ID back for what is its own only; in no case
+// under its own name what was root's.
+func TestPlainUserSetID(t *testing.T) {
+	const nobody = 65534
+	a := newArena(t)
+	must(t, os.Chmod(filepath.Dir(a.dir), 0o711))
+	must(t, os.RemoveAll(a.path("src")))
+	a.src[0] = build(t, a.path("src/kv"), literal{
+		"theirs": text("t").perm(0o4755), "group": text("g").perm(0o2755).own(nobody, 0),
+		"dir": dir(0o2755), "own": text("o").perm(0o6755).own(nobody, nobody)})
+	must(t, os.MkdirAll(a.path("out"), 0o755))
+	must(t, os.Chown(a.path("out"), nobody, nobody))
+	e := a.errand("kv")
+	e.Uid = nobody
+	e.send(t)
+	for name, mode := range map[string]uint32{"theirs": 0o755, "group": 0o755, "dir": 0o755, "own": 0o6755} {
+		var st unix.Stat_t
+		must(t, unix.Stat(a.path("out/kv/"+name), &st))
+		if st.Mode&0o7777 != mode || st.Uid != nobody {
+			t.Errorf("%s: mode %o of user %d, want %o of %d", name, st.Mode&0o7777, st.Uid, mode, nobody)
+		}
+	}
+}
+
 func giveAway(t testing.TB, dir string, id int) {
 	t.Helper()
 	must(t, filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {

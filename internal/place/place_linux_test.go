@@ -5,6 +5,7 @@ import (
 	"errors"
 	"os"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -292,6 +293,16 @@ func TestStrictOwner(t *testing.T) {
 	must(t, err)
 	if len(w.warn) < len(x.Entries)/2 {
 		t.Errorf("%d warnings", len(w.warn))
+	}
+	for name, mode := range map[string]uint32{"setuid": 0o755, "setgid": 0o755, "sticky": 0o1777} {
+		var st unix.Stat_t
+		must(t, unix.Stat(w.path("out/kv/"+name), &st))
+		if st.Mode&0o7777 != mode {
+			t.Errorf("%s: mode %o without its owner, want %o", name, st.Mode&0o7777, mode)
+		}
+	}
+	if n := strings.Count(strings.Join(w.warn, "\n"), "set-user-ID"); n != 1 {
+		t.Errorf("told %d times of dropped set-user-ID bits", n)
 	}
 	opts = w.options()
 	opts.fail, opts.StrictOwner = deny, true

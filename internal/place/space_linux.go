@@ -2,6 +2,7 @@ package place
 
 import (
 	"fmt"
+	"math"
 	"os"
 	"path"
 	"slices"
@@ -85,7 +86,7 @@ func (v *volume) enough() error {
 	}
 	switch {
 	case v.need > free:
-		return v.lack(size(free), size(v.need))
+		return v.lack(size(free, math.Floor), size(v.need, math.Ceil))
 	case v.stat.Files > 0 && v.nodes > int64(v.stat.Ffree):
 		return v.lack(fmt.Sprintf("%d inodes", v.stat.Ffree), fmt.Sprint(v.nodes))
 	}
@@ -101,15 +102,15 @@ func (v *volume) lack(free, need string) error {
 		unix.ENOSPC, v.path, free, need, beside)
 }
 
-// size writes a number of bytes for people, rounded up to a tenth.
-func size(n int64) string {
+// size writes a number of bytes for people, rounded to a tenth of the unit.
+func size(n int64, round func(float64) float64) string {
 	units := []string{"KiB", "MiB", "GiB", "TiB"}
 	if n < 1<<10 {
 		return fmt.Sprintf("%d bytes", n)
 	}
 	for i, unit := range units {
 		if one := int64(1) << (10 * (i + 1)); n < one<<10 || i == len(units)-1 {
-			return fmt.Sprintf("%.1f %s", float64(n)/float64(one), unit)
+			return fmt.Sprintf("%.1f %s", round(10*float64(n)/float64(one))/10, unit)
 		}
 	}
 	return ""

@@ -84,11 +84,11 @@ func absolute(dir string) (string, error) {
 	}
 	buf := make([]byte, unix.PathMax)
 	n, err := unix.Getcwd(buf)
-	if errors.Is(err, fs.ErrNotExist) {
-		return "", fmt.Errorf("the working directory was removed or replaced; enter it anew or give an absolute path: %w", err)
+	if errors.Is(err, fs.ErrNotExist) || err == nil && buf[0] != '/' {
+		return "", fmt.Errorf("relative path %s: the working directory was removed or replaced; enter it anew or give an absolute path", dir)
 	}
 	if err != nil {
-		return "", fmt.Errorf("working directory: %w", err)
+		return "", fmt.Errorf("relative path %s: working directory: %w", dir, err)
 	}
 	return filepath.Join(string(buf[:n-1]), dir), nil
 }

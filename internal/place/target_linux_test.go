@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"io/fs"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -39,7 +40,8 @@ func TestRefusedTargets(t *testing.T) {
 	w.refuse(x, w.path("p/to-file"), "not a directory", nil)
 	w.refuse(x, w.path("p/to-nothing"), "no such file", nil)
 	w.refuse(x, w.path("p/to-nothing/below"), "no such file", nil)
-	w.refuse(x, w.path("p/file/below"), "not a directory", nil)
+	w.refuse(x, w.path("p/file/below"), w.path("p/file")+" is not a directory; remove it", nil)
+	w.refuse(x, w.path("p/to-file/deep/below"), w.path("p/to-file")+" is not a directory; remove it", nil)
 	w.refuse(x, w.path("p/self"), "too many", nil)
 	w.refuse(x, "/", "root directory", nil)
 	w.refuse(x, w.path("p/"+strings.Repeat("n", 250)), "too long", nil)
@@ -121,9 +123,8 @@ func TestSpace(t *testing.T) {
 	w := newWorld(t)
 	src, x := w.source("src", literal{"a": noise(1, 3<<20), "b": noise(2, 3<<20), "sparse": sparse(64 << 20)})
 	mount(t, w.path("mnt"), "size=5m")
-	if _, err := w.restore(x, w.path("mnt/kv"), nil); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("got %v", err)
-	}
+	_, err := w.restore(x, w.path("mnt/kv"), nil)
+	wantLack(t, err, "has 5.0 MiB free and 6.1 MiB are needed; free space there, or restore to another")
 	only(t, w.path("mnt"))
 	if w.packs.reads > 0 {
 		t.Errorf("%d reads", w.packs.reads)
@@ -142,14 +143,83 @@ func TestSpace(t *testing.T) {
 	w.mustRestore(src, x, w.path("mnt/kv"), nil)
 
 	// The old tree fills the disk by now.
-	if _, err := w.restore(x, w.path("mnt/kv"), nil); !errors.Is(err, unix.ENOSPC) {
-		t.Fatalf("got %v", err)
-	}
+	_, err = w.restore(x, w.path("mnt/kv"), nil)
+	wantLack(t, err, "6.1 MiB are needed beside the old tree, which stays until the new one is complete; free space")
 	same(t, src, w.path("mnt/kv"))
 	only(t, w.path("mnt"), "kv")
 	mount(t, w.path("few"), "nr_inodes=5")
-	if _, err := w.restore(x, w.path("few/kv"), nil); err == nil || !strings.Contains(err.Error(), "inodes") {
-		t.Fatalf("got %v", err)
+	_, err = w.restore(x, w.path("few/kv"), nil)
+	wantLack(t, err, "inodes free and 4 are needed; free space")
+}
+
+func wantLack(t testing.TB, err error, says string) {
+	t.Helper()
+	if !errors.Is(err, unix.ENOSPC) || !strings.Contains(err.Error(), says) {
+		t.Fatalf("got %v, want %q", err, says)
+	}
+}
+
+func TestSize(t *testing.T) {
+	for n, want := range map[int64]string{0: "0 bytes", 1023: "1023 bytes", 1024: "1.0 KiB", 1<<20 - 1: "1024.0 KiB", 3 << 29: "1.5 GiB", 5 << 50: "5120.0 TiB"} {
+		if got := size(n, math.Ceil); got != want {
+			t.Errorf("%d: got %s, want %s", n, got, want)
+		}
+	}
+}
+
+// S8: what belongs to the file system and not to the store stays, but only there.
+func TestInPlaceKeepsLostFound(t *testing.T) {
+	w := newWorld(t)
+	_, x := w.source("src", small())
+	inPlace := w.options()
+	inPlace.InPlace = true
+	mount(t, w.path("mnt"), "size=64m")
+	kept := build(t, w.path("mnt"), literal{"lost+found": dir(0o700), "lost+found/#12": text("found"), "stray": text("s")})
+	for range 2 {
+		_, err := w.restore(x, kept, inPlace)
+		must(t, err)
+		only(t, kept, "a", "b", "d", "h", "hh", "hole", "lost+found", "z")
+		only(t, kept+"/lost+found", "#12")
+	}
+	must(t, Unfinished(kept))
+
+	srcOwn, own := w.source("own", literal{"lost+found/mine": text("of the store")})
+	w.mustRestore(srcOwn, own, kept, inPlace)
+	must(t, os.RemoveAll(kept+"/lost+found"))
+	giveAway(t, build(t, kept, literal{"lost+found/planted": text("not of root")})+"/lost+found", 12345)
+	_, err := w.restore(x, kept, inPlace)
+	must(t, err)
+	only(t, kept, "a", "b", "d", "h", "hh", "hole", "z")
+	plain := build(t, w.path("plain"), literal{"lost+found/f": text("no mount point")})
+	_, err = w.restore(x, plain, inPlace)
+	must(t, err)
+	only(t, plain, "a", "b", "d", "h", "hh", "hole", "z")
+}
+
+// The working directory may be the target, lie in it, or be reached through a link.
+func TestRelativeTargets(t *testing.T) {
+	w := newWorld(t)
+	src, x := w.source("src", small())
+	for _, c := range [][3]string{{"out/kv", ".", "out/kv"}, {"out/kv/deep/er", "../..", "out/kv"}, {"link", "../kv", "real/kv"}} {
+		build(t, w.path(""), literal{"out/kv/deep/er/old": text("old"), "real/er/f": text("f")})
+		if _, err := os.Lstat(w.path("link")); err != nil {
+			must(t, os.Symlink("real/er", w.path("link")))
+		}
+		for _, in := range []bool{false, true} {
+			must(t, os.MkdirAll(w.path(c[0]), 0o755))
+			t.Chdir(w.path(c[0]))
+			t.Setenv("PWD", w.path(c[0]))
+			opts := w.options()
+			opts.InPlace = in
+			_, err := w.restore(x, c[1], opts)
+			must(t, err)
+			same(t, src, w.path(c[2]))
+		}
+	}
+	t.Chdir(build(t, w.path("gone"), literal{"f": text("f")}))
+	must(t, os.RemoveAll(w.path("gone")))
+	if _, err := w.restore(x, ".", nil); err == nil || !strings.Contains(err.Error(), "enter it anew") {
+		t.Errorf("got %v", err)
 	}
 }
 
