@@ -16,6 +16,7 @@ import (
 	"sort"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -336,4 +337,47 @@ func only(t testing.TB, dir string, want ...string) {
 	if d := cmp.Diff(append([]string{}, want...), got); d != "" {
 		t.Fatalf("entries of %s (-want +got):\n%s", dir, d)
 	}
+}
+
+// Names are removed several at a time, whatever their modes, and the first error is told.
+func TestRemoveAtOnce(t *testing.T) {
+	l := literal{}
+	for i := range 40 {
+		l[fmt.Sprintf("d%02d", i)] = dir(0o500)
+		for j := range 40 {
+			l[fmt.Sprintf("d%02d/f%02d", i, j)] = text("x").perm(0)
+		}
+		l[fmt.Sprintf("d%02d/inner/f", i)] = text("y")
+	}
+	watchDescriptors(t)
+	top := t.TempDir()
+	build(t, top+"/old", l)
+	tr, err := openTree(top, nil)
+	must(t, err)
+	defer tr.close()
+
+	var calls atomic.Int32
+	third, broken := make(chan struct{}), errors.New("broken")
+	tr.fail = func(string) error {
+		switch calls.Add(1) { // the first is for the whole
+		case 2:
+			select {
+			case <-third:
+			case <-time.After(30 * time.Second):
+				return errors.New("nothing else is removed meanwhile")
+			}
+		case 3:
+			close(third)
+		case 1000:
+			return broken
+		}
+		return nil
+	}
+	if err := tr.remove("old"); !errors.Is(err, broken) {
+		t.Fatalf("got %v", err)
+	}
+	tr.fail = nil
+	must(t, tr.remove("old"))
+	must(t, tr.remove("old"))
+	only(t, top)
 }
