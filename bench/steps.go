@@ -42,7 +42,7 @@ func (b *bench) timed(cmds ...*exec.Cmd) (u usage, out []byte, err error) {
 		out = stdout.Bytes()
 		u.CPU += cmd.ProcessState.UserTime() + cmd.ProcessState.SystemTime()
 		if r, ok := cmd.ProcessState.SysUsage().(*syscall.Rusage); ok {
-			u.PeakBytes = max(u.PeakBytes, r.Maxrss<<10)
+			u.PeakBytes = max(u.PeakBytes, int64(r.Maxrss)<<10)
 		}
 	}
 	u.Wall = time.Since(start)
