@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"path/filepath"
 	"runtime"
 	"slices"
 	"time"
@@ -54,9 +55,9 @@ func restore(ctx context.Context, stores []Store, opts *Options) (map[string]Rep
 	if err := r.swap(); err != nil {
 		return nil, err
 	}
-	err = r.cleanUp()
+	r.cleanUp()
 	r.phase(Swap, begun)
-	return r.reports(), err
+	return r.reports(), nil
 }
 
 // phase tells that a phase is complete and returns when the next begins.
@@ -128,6 +129,9 @@ func (r *run) enter() (err error) {
 func (r *run) recover() error {
 	for _, t := range r.targets {
 		done, err := r.yard.recover(t.stage)
+		if errors.Is(err, errStagingGone) {
+			err = r.giveUp(t.stage, err)
+		}
 		if err != nil {
 			return t.fault(err)
 		}
@@ -142,6 +146,23 @@ func (r *run) recover() error {
 		}
 	}
 	return nil
+}
+
+// giveUp drops a plan that cannot be completed because somebody removed a staging of it, if
+// this run brings all its stores to one checkpoint again.
+func (r *run) giveUp(s *staging, why error) error {
+	p, home, err := r.yard.pending(s)
+	if err != nil || p == nil {
+		return errors.Join(why, err)
+	}
+	for _, one := range p.Stores {
+		at := filepath.Join(home.dir.path, string(one.Dir), string(one.Base))
+		mine := slices.ContainsFunc(r.targets, func(t *target) bool { return filepath.Join(t.stage.dir.path, t.base) == at })
+		if !mine {
+			return fmt.Errorf("%w; restore all of its stores, or remove %s to give it up", why, home.tree.path)
+		}
+	}
+	return errors.Join(absent(home.tree.unlink(planName, 0)), home.tree.sync())
 }
 
 // setAside sets aside what an earlier run staged.
@@ -247,21 +268,18 @@ func (r *run) syncParents() error {
 	return nil
 }
 
-// cleanUp removes the stagings, which hold the old trees by now.
-func (r *run) cleanUp() error {
+// cleanUp removes what the targets were. They are the new trees by now, so what cannot be
+// removed (a directory of another user, say) is only told.
+func (r *run) cleanUp() {
 	for _, t := range r.targets {
-		if err := t.stage.remove(); err != nil {
-			return t.fault(fmt.Errorf("it is restored, but its staging remains: %w", err))
+		err := t.stage.remove()
+		if root := entryAt(t.store.Index, ""); err == nil && t.base == "" && root != nil {
+			err = t.above.do("utimes", "", func() error { return setTime(t.above.fd, root.MTime) })
 		}
-		root := entryAt(t.store.Index, "")
-		if t.base != "" || root == nil {
-			continue
-		}
-		if err := t.above.do("utimes", "", func() error { return setTime(t.above.fd, root.MTime) }); err != nil {
-			return t.fault(err)
+		if err != nil && r.opts.Warn != nil {
+			r.opts.Warn(t.store.Name, "", fmt.Errorf("it is restored, but what was there before is not removed, see %s: %w", t.stage.tree.path, err))
 		}
 	}
-	return nil
 }
 
 // abandon ends a failed run. What was staged stays for the next try; stagings that hold

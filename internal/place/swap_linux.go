@@ -6,6 +6,7 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"golang.org/x/sys/unix"
@@ -37,6 +38,9 @@ type swap struct {
 	moves []*move
 }
 
+// errStagingGone says that a staging that a plan needs was removed.
+var errStagingGone = errors.New("a staging was removed")
+
 // swapOf opens all stagings of a plan that lies in home.
 func (y *yard) swapOf(p *plan, home *staging) (*swap, error) {
 	s := &swap{plan: p, home: home}
@@ -44,7 +48,11 @@ func (y *yard) swapOf(p *plan, home *staging) (*swap, error) {
 		m := &move{planned: one, opts: y.opts}
 		name := one.spot().staging()
 		var err error
-		if m.stage, err = y.get(filepath.Join(home.dir.path, string(one.Dir)), name, false); err != nil {
+		m.stage, err = y.get(filepath.Join(home.dir.path, string(one.Dir)), name, false)
+		if errors.Is(err, fs.ErrNotExist) {
+			err = fmt.Errorf("%w: %w", errStagingGone, err)
+		}
+		if err != nil {
 			return nil, fmt.Errorf("%w: store %s: %w", ErrUnfinished, one.Store, err)
 		}
 		s.moves = append(s.moves, m)
@@ -307,12 +315,16 @@ func (y *yard) recover(s *staging) ([]*staging, error) {
 	if err != nil {
 		return nil, err
 	}
-	_, begun, _, err := w.states()
+	all, begun, _, err := w.states()
 	if err != nil {
 		return nil, err
 	}
-	if !begun {
+	gone := slices.Index(all, lost)
+	if !begun || gone >= 0 && w.moves[gone].InPlace { // in place all is staged anew, whatever has become of it
 		return nil, w.clear()
+	}
+	if gone >= 0 {
+		return nil, fmt.Errorf("%w: store %s: %w", ErrUnfinished, w.moves[gone].Store, errStagingGone)
 	}
 	var done []*staging
 	for _, m := range w.moves {
@@ -359,6 +371,9 @@ func (y *yard) torn(s *staging) error {
 		return err
 	}
 	all, begun, done, err := w.states()
+	for i, m := range w.moves { // in place, what was put there may have been replaced since
+		begun = begun || m.InPlace && all != nil && all[i] == lost
+	}
 	if err != nil || done || !begun {
 		return err
 	}
