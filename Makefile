@@ -59,7 +59,7 @@ race: ## the concurrent packages under the race detector, in their short form
 	CGO_ENABLED=1 $(call limit,750) $(GO) test -race -short -timeout 12m $(RACE)
 
 chaos: ## kill, crash, fault and model tests, ROUNDS times with new seeds
-	SNAPFERRY_LONG=1 $(call limit,3600) $(GO) test -count=$(ROUNDS) -timeout 50m \
+	SNAPFERRY_LONG=1 SNAPFERRY_CHAOS=1 $(call limit,3600) $(GO) test -count=$(ROUNDS) -timeout 50m \
 	  -run 'Kill|Crash|Fault|Model|Chaos|Rival|Concurrent' $(PKG)
 
 fuzz: ## every fuzz target of the project for FUZZTIME each

@@ -44,6 +44,9 @@ func TestModel(t *testing.T) {
 	if os.Getenv("SNAPFERRY_LONG") != "" {
 		n = longHistories
 	}
+	if os.Getenv("SNAPFERRY_CHAOS") != "" { // other histories each time
+		first = uint64(time.Now().UnixNano())
+	}
 	if s := os.Getenv("SNAPFERRY_SEED"); s != "" {
 		first, n = value(strconv.ParseUint(s, 10, 64))(t), 1
 	}
