@@ -11,10 +11,10 @@ import (
 func (r *storeRun) build() error {
 	in := r.img.Entries()
 	links := source.HardLinks(in)
-	r.entries = make([]snapshot.Entry, len(in))
+	entries := make([]snapshot.Entry, len(in))
 	rep := StoreReport{FilesRemoved: r.report.FilesRemoved, BytesRemoved: r.report.BytesRemoved}
 	for i := range in {
-		e, out := &in[i], &r.entries[i]
+		e, out := &in[i], &entries[i]
 		*out = metadata(e)
 		if err := r.attributes(e, out); err != nil {
 			return err
@@ -30,7 +30,7 @@ func (r *storeRun) build() error {
 			return err
 		}
 	}
-	r.report = rep
+	r.report, r.entries = rep, entries
 	r.warnings = r.img.Skipped()
 	return nil
 }

@@ -86,9 +86,13 @@ func (v *view) fetch(ctx context.Context, key string, offset, length int64) ([]b
 	return data, nil
 }
 
+// maxHeads bounds how often a reader runs after a head that moves on.
+const maxHeads = 100
+
 // head reads the newest entry and the state in it; an empty log is the zero state
 // and a nil entry. A segment that vanished means that the head moved on (P2).
 func (v *view) head(ctx context.Context) (*checkpoint.Entry, *head.Loaded, error) {
+	var before uint64
 	for try := 0; ; try++ {
 		e, err := v.log.Head(ctx)
 		if errors.Is(err, fs.ErrNotExist) {
@@ -102,9 +106,13 @@ func (v *view) head(ctx context.Context) (*checkpoint.Entry, *head.Loaded, error
 		if err == nil || !errors.Is(err, fs.ErrNotExist) {
 			return e, l, err
 		}
-		if try == 2 {
+		if e.Slot == before {
 			return nil, nil, fmt.Errorf("%w: %w", ErrCorrupt, err)
 		}
+		if try == maxHeads {
+			return nil, nil, fmt.Errorf("the log goes on faster than its head can be read: %w", ErrConflict)
+		}
+		before = e.Slot
 	}
 }
 

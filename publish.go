@@ -51,9 +51,14 @@ func (p *Pending) land(ctx context.Context, enter func(*attempt, context.Context
 // found takes an attempt up that the head has, although no append was acknowledged.
 func (t *Task) found(ctx context.Context, a *attempt) error {
 	if err := t.reload(ctx); err != nil {
-		return err
+		t.stale = true
+		return fmt.Errorf("%w: %w", ErrUnknown, err)
 	}
-	t.wasTold()
+	if t.opts.External == nil { // a prepare tells of no store to forget
+		t.wasTold()
+	} else {
+		t.cleaned = nil
+	}
 	emit(t.opts.Observer.Published, Published{t.id, a.id, a.sequence, 0})
 	a.saveCaches()
 	return nil

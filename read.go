@@ -85,8 +85,10 @@ func newUploader(id TaskID, opts *Options, p *packer) *uploader {
 // then the first of them was one cut. A directory that never stands still is taken as
 // the last walk found it, each file whole, and the report says so (S2).
 func (r *storeRun) run(ctx context.Context) error {
+	whole := false // a look has read every file of its walk; r.entries is the last such
 	for walk := 1; ; walk++ {
 		differs, err := r.look(ctx)
+		whole = whole || err == nil
 		if !r.up.opts.Reread {
 			r.consistent = err == nil
 			return err
@@ -100,6 +102,9 @@ func (r *storeRun) run(ctx context.Context) error {
 		}
 		before := r.img.Entries()
 		if walk == walks {
+			if whole {
+				return nil
+			}
 			return r.giveUp(err)
 		}
 		if ferr := r.freezeAgain(ctx); ferr != nil {

@@ -168,6 +168,9 @@ func (t *Task) checkLog(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
+		if e, err := t.log.Head(ctx); e != nil || !errors.Is(err, fs.ErrNotExist) {
+			return err // somebody has claimed it since
+		}
 		return fmt.Errorf("%w: the log is gone, but the data of checkpoints is there (%s); put %slog/ back from a copy, or use another task", ErrCorrupt, info.Key, taskPrefix(t.id))
 	}
 	return nil

@@ -81,16 +81,27 @@ type verifier struct {
 	seen  map[string]bool  // indexes checked before, by digest: most differ little, some not at all
 	read  map[snapshot.Location]bool
 
+	forgave bool // something was found of a checkpoint that has been dropped since
+
 	mu  sync.Mutex
 	rep VerifyReport
 }
 
+// verifyRuns is how often a task is checked whose damaged checkpoints are dropped meanwhile.
+const verifyRuns = 3
+
 // verifyTask checks a task. What looks damaged in a checkpoint that was dropped
 // meanwhile is no damage (P10), so findings are held against the head as it is then.
 func (r *Repo) verifyTask(ctx context.Context, id TaskID, opts VerifyOptions, total *VerifyReport) error {
-	v := &verifier{view: r.view(id), opts: opts, seen: map[string]bool{}, read: map[snapshot.Location]bool{}}
-	if err := v.run(ctx); err != nil {
-		return err
+	var v *verifier
+	for range verifyRuns {
+		v = &verifier{view: r.view(id), opts: opts, seen: map[string]bool{}, read: map[snapshot.Location]bool{}}
+		if err := v.run(ctx); err != nil {
+			return err
+		}
+		if !v.forgave {
+			break // else what was told of the dropped may be in what came after, too
+		}
 	}
 	total.Checkpoints += v.rep.Checkpoints
 	total.Blobs += v.rep.Blobs
@@ -118,6 +129,9 @@ func (v *verifier) run(ctx context.Context) error {
 	}
 	if e == nil {
 		if len(v.sizes) > 0 {
+			if e, _, err := v.head(ctx); err != nil || e != nil {
+				return err // begun meanwhile
+			}
 			return v.damaged(fs.ErrNotExist, Damage{Blob: taskPrefix(v.id) + "log"})
 		}
 		return nil
@@ -146,7 +160,10 @@ func (v *verifier) forgive(ctx context.Context) error {
 	for _, c := range l.State.Live() {
 		kept[c.ID] = true
 	}
-	gone := func(d Damage) bool { return !kept[d.Checkpoint] }
+	gone := func(d Damage) bool {
+		v.forgave = v.forgave || !kept[d.Checkpoint]
+		return !kept[d.Checkpoint]
+	}
 	v.rep.Missing = slices.DeleteFunc(v.rep.Missing, gone)
 	v.rep.Corrupt = slices.DeleteFunc(v.rep.Corrupt, gone)
 	return nil

@@ -22,6 +22,7 @@ type run struct {
 	wants   *wants
 	builder *builder
 	origins []origin
+	void    []*staging // they hold plans that this run's plan replaces
 }
 
 // restore is Restore.
@@ -148,8 +149,9 @@ func (r *run) recover() error {
 	return nil
 }
 
-// giveUp drops a plan that cannot be completed because somebody removed a staging of it, if
-// this run brings all its stores to one checkpoint again.
+// giveUp takes note of a plan that cannot be completed, if this run brings all its stores
+// to one checkpoint again. The plan stays until that of this run takes its place: as long
+// as the targets are a mixture, something has to say so.
 func (r *run) giveUp(s *staging, why error) error {
 	p, home, err := r.yard.pending(s)
 	if err != nil || p == nil {
@@ -157,12 +159,28 @@ func (r *run) giveUp(s *staging, why error) error {
 	}
 	for _, one := range p.Stores {
 		at := filepath.Join(home.dir.path, string(one.Dir), string(one.Base))
-		mine := slices.ContainsFunc(r.targets, func(t *target) bool { return filepath.Join(t.stage.dir.path, t.base) == at })
-		if !mine {
+		i := slices.IndexFunc(r.targets, func(t *target) bool { return filepath.Join(t.stage.dir.path, t.base) == at })
+		if i < 0 {
 			return fmt.Errorf("%w; restore all of its stores, or remove %s to give it up", why, home.tree.path)
 		}
+		if err := keepOld(r.targets[i].stage, one.Root); err != nil {
+			return err
+		}
 	}
-	return errors.Join(absent(home.tree.unlink(planName, 0)), home.tree.sync())
+	if !slices.Contains(r.void, home) {
+		r.void = append(r.void, home)
+	}
+	return nil
+}
+
+// keepOld sets aside what lies under the name of the staged tree and is not it: it was the
+// target once, so it is only read.
+func keepOld(s *staging, root uint64) error {
+	ino, err := s.tree.inode(treeName)
+	if err == nil && ino != 0 && ino != root {
+		err = s.setAside(treeName, oldPrefix)
+	}
+	return err
 }
 
 // setAside sets aside what an earlier run staged.
@@ -247,6 +265,14 @@ func (r *run) swap() error {
 	}
 	if err := p.write(r.targets); err != nil {
 		return fmt.Errorf("restore: plan: %w", err)
+	}
+	for _, s := range r.void {
+		if s == r.targets[0].stage {
+			continue // written over
+		}
+		if err := errors.Join(absent(s.tree.unlink(planName, 0)), s.tree.sync()); err != nil {
+			return fmt.Errorf("restore: plan: %w", err)
+		}
 	}
 	w, err := r.yard.swapOf(p, r.targets[0].stage)
 	if err != nil {

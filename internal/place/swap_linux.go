@@ -38,8 +38,9 @@ type swap struct {
 	moves []*move
 }
 
-// errStagingGone says that a staging that a plan needs was removed.
-var errStagingGone = errors.New("a staging was removed")
+// errStagingGone says that a plan cannot be completed, since what it has staged was
+// removed or, in place, replaced.
+var errStagingGone = errors.New("what was staged is gone")
 
 // swapOf opens all stagings of a plan that lies in home.
 func (y *yard) swapOf(p *plan, home *staging) (*swap, error) {
@@ -275,11 +276,7 @@ func (s *swap) sync() error {
 // target once: it is set aside durably before the plan, by which one tells, is removed.
 func (s *swap) clear() error {
 	for _, m := range s.moves {
-		ino, err := m.stage.tree.inode(treeName)
-		if err == nil && ino != 0 && ino != m.Root {
-			err = m.stage.setAside(treeName, oldPrefix)
-		}
-		if err := errors.Join(err, m.stage.tree.sync()); err != nil {
+		if err := errors.Join(keepOld(m.stage, m.Root), m.stage.tree.sync()); err != nil {
 			return err
 		}
 	}
@@ -320,11 +317,11 @@ func (y *yard) recover(s *staging) ([]*staging, error) {
 		return nil, err
 	}
 	gone := slices.Index(all, lost)
-	if !begun || gone >= 0 && w.moves[gone].InPlace { // in place all is staged anew, whatever has become of it
-		return nil, w.clear()
-	}
-	if gone >= 0 {
+	if gone >= 0 && (begun || w.moves[gone].InPlace) {
 		return nil, fmt.Errorf("%w: store %s: %w", ErrUnfinished, w.moves[gone].Store, errStagingGone)
+	}
+	if !begun {
+		return nil, w.clear()
 	}
 	var done []*staging
 	for _, m := range w.moves {
