@@ -105,7 +105,7 @@ func (r *storeRun) run(ctx context.Context) error {
 			if whole {
 				return nil
 			}
-			return r.giveUp(err)
+			return fmt.Errorf("%w, also after %d looks; stop its writer, or back it up through its own checkpoint", err, walks)
 		}
 		if ferr := r.freezeAgain(ctx); ferr != nil {
 			return ferr
@@ -115,14 +115,6 @@ func (r *storeRun) run(ctx context.Context) error {
 			return nil
 		}
 	}
-}
-
-// giveUp ends the looking at a directory that changes all the time.
-func (r *storeRun) giveUp(err error) error {
-	if err != nil {
-		return fmt.Errorf("%w, also after %d looks; stop its writer, or back it up through its own checkpoint", err, walks)
-	}
-	return nil
 }
 
 // look compares the present walk with the base, reads what has to be read, and builds the
