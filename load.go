@@ -138,23 +138,6 @@ func (v *view) decode(ctx context.Context, e *checkpoint.Entry) (*head.Loaded, e
 	return l, err
 }
 
-// errOldHead: a segment that an entry names is gone. Of the newest entry that is damage,
-// of any other it says no more than that the entry is old (P2).
-var errOldHead = errors.New("the head is not complete")
-
-// onHead runs an append, again when the head that it was built on turns out to be old.
-func (v *view) onHead(ctx context.Context, add func() error) error {
-	for try := 0; ; try++ {
-		err := add()
-		if !errors.Is(err, errOldHead) || try == 4 {
-			return err
-		}
-		if _, _, err := v.head(ctx); err != nil { // reads the newest, and tells if that is damaged
-			return err
-		}
-	}
-}
-
 // checkpointBlob reads what the head's checkpoint c names.
 func (v *view) checkpointBlob(ctx context.Context, c *head.Checkpoint) (*checkpointBlob, error) {
 	key := blobPrefix(v.id) + c.Blob.Key

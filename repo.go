@@ -33,8 +33,7 @@ type RepoOptions struct {
 	Observer *Observer
 	// CacheDir is where identity caches lie: a restore makes those of its targets void.
 	CacheDir string
-	// Workers bounds the parallel reads of a restore or verify; 0 means 2 x
-	// GOMAXPROCS, at least 4.
+	// Workers bounds the parallel reads of a restore; 0 means 2 x GOMAXPROCS, at least 4.
 	Workers int
 }
 

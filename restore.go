@@ -348,26 +348,3 @@ func (r *restorer) release(ctx context.Context, owner string) {
 		r.warn("", "", fmt.Errorf("hold not released, it ends by itself: %w", err))
 	}
 }
-
-// amend appends an entry that needs no ownership: it keeps the epoch it finds.
-func (v *view) amend(ctx context.Context, kind checkpoint.Kind, next func(s *head.State, slot uint64) (*head.State, error)) error {
-	decide := func(e *checkpoint.Entry) (checkpoint.Draft, error) {
-		if e == nil {
-			return checkpoint.Draft{}, ErrNotFound
-		}
-		before, err := v.decode(ctx, e)
-		if err != nil {
-			return checkpoint.Draft{}, err
-		}
-		s, err := next(before.State, e.Slot+1)
-		if err != nil {
-			return checkpoint.Draft{}, err
-		}
-		body, _, err := before.Encode(s, v.segmentWriter(ctx, s.Epoch))
-		return checkpoint.Draft{Kind: kind, Epoch: e.Epoch, Body: body}, err
-	}
-	return v.onHead(ctx, func() error {
-		_, err := v.log.Append(ctx, decide)
-		return err
-	})
-}

@@ -12,7 +12,6 @@ import (
 
 	"github.com/snapferry/snapferry/blob"
 	"github.com/snapferry/snapferry/checkpoint"
-	"github.com/snapferry/snapferry/internal/frame"
 	"github.com/snapferry/snapferry/internal/head"
 	"github.com/snapferry/snapferry/internal/place"
 	"github.com/snapferry/snapferry/snapshot"
@@ -185,38 +184,9 @@ func (t *Task) claim(ctx context.Context) error {
 	}, nil)
 }
 
-// append makes the state that next returns the new head. next is asked again each
-// time somebody else's entry came between; put stores segments of a long head.
-func (t *Task) append(ctx context.Context, kind checkpoint.Kind, next func(s *head.State, slot uint64) (*head.State, error), put func([]byte) (head.Ref, error)) error {
-	var before, after *head.Loaded
-	decide := func(e *checkpoint.Entry) (checkpoint.Draft, error) {
-		var err error
-		if before, err = t.decode(ctx, e); err != nil {
-			return checkpoint.Draft{}, err
-		}
-		slot := uint64(1)
-		if e != nil {
-			slot = e.Slot + 1
-		}
-		s, err := next(before.State, slot)
-		if err != nil {
-			return checkpoint.Draft{}, err
-		}
-		write := put
-		if write == nil {
-			write = t.segmentWriter(ctx, s.Epoch)
-		}
-		body, l, err := before.Encode(s, write)
-		if err != nil {
-			return checkpoint.Draft{}, err
-		}
-		after = l
-		return checkpoint.Draft{Kind: kind, Epoch: s.Epoch, Body: body}, nil
-	}
-	err := t.onHead(ctx, func() error {
-		_, err := t.log.Append(ctx, decide)
-		return err
-	})
+// append is view.append for the owner, who goes on from the new head.
+func (t *Task) append(ctx context.Context, kind checkpoint.Kind, next transition, put func([]byte) (head.Ref, error)) error {
+	before, after, err := t.view.append(ctx, kind, next, put)
 	if err != nil {
 		return err
 	}
@@ -235,15 +205,6 @@ func (t *Task) deleteSegments(ctx context.Context, before, after *head.Loaded) e
 		}
 	}
 	return t.blobs.Delete(ctx, dead)
-}
-
-// segmentWriter stores segments of the head outside of any attempt, each under a name
-// that nobody else uses: a draft that lost its slot leaves none that another may name.
-func (v *view) segmentWriter(ctx context.Context, epoch uint64) func([]byte) (head.Ref, error) {
-	return func(data []byte) (head.Ref, error) {
-		ref := head.Ref{Key: head.NewAttempt(epoch, head.NoOwner).String() + "/1", Digest: frame.Digest(data)}
-		return ref, v.blobs.Put(ctx, blobPrefix(v.id)+ref.Key, blob.Bytes(data), blob.PutOptions{})
-	}
 }
 
 // confirmLast tells the log what the application published last (P6).
