@@ -1,0 +1,13 @@
+package raftlog
+
+// Segments lists the segments of a directory.
+var Segments = segments
+
+// Unneeded counts the segments that a release removes.
+var Unneeded = unneeded
+
+// SegmentSeq gives the number of a segment.
+func SegmentSeq(name string) uint64 { return segmentOf(name).seq }
+
+// SetSegmentBytes is called before the first WAL is opened.
+func SetSegmentBytes(n int64) { segmentBytes = n }
