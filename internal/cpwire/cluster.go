@@ -1,0 +1,166 @@
+package cpwire
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"fmt"
+	"io/fs"
+	"net/http"
+	"sync"
+	"time"
+
+	"github.com/snapferry/snapferry/internal/sentinel"
+)
+
+var errClosed = fmt.Errorf("client: %w", sentinel.Closed)
+
+// Deadlines of one try of what takes longer than an append.
+const (
+	changeTimeout   = 20 * time.Second
+	snapshotTimeout = 10 * time.Minute
+)
+
+// Change is the body of a request that changes the membership.
+type Change struct {
+	ID  string `json:"id"`
+	URL string `json:"url,omitempty"`
+}
+
+// Status returns what some member says of itself and its group.
+func (c *Client) Status(ctx context.Context) (s OwnStatus, err error) {
+	err = c.anyone(ctx, PathStatus, &s)
+	return s, about("read status", "", err)
+}
+
+// Cluster returns the state of the group as told by any member that answers.
+func (c *Client) Cluster(ctx context.Context) (s ClusterStatus, err error) {
+	err = c.anyone(ctx, PathCluster, &s)
+	return s, about("read status of the group", "", err)
+}
+
+// AddLearner adds a member that does not vote. Adding the same one again is success.
+func (c *Client) AddLearner(ctx context.Context, id, url string) (m Member, err error) {
+	u, err := address(url)
+	if err != nil {
+		return Member{}, about("add learner", id, err)
+	}
+	err = c.change(ctx, PathAddLearner, Change{ID: id, URL: u}, &m)
+	return m, about("add learner", id, err)
+}
+
+// Promote makes a learner a voter; sentinel.Conflict while it lags. One that votes is
+// success.
+func (c *Client) Promote(ctx context.Context, id string) error {
+	return about("promote", id, c.change(ctx, PathPromote, Change{ID: id}, nil))
+}
+
+// Remove removes a member from the group. An absent one is fs.ErrNotExist.
+func (c *Client) Remove(ctx context.Context, id string) error {
+	err := c.change(ctx, PathRemove, Change{ID: id}, nil)
+	if errors.Is(err, sentinel.Unknown) && errors.Is(err, fs.ErrNotExist) {
+		err = nil // an earlier try removed it
+	}
+	return about("remove", id, err)
+}
+
+// TransferLeader makes a member the leader.
+func (c *Client) TransferLeader(ctx context.Context, id string) error {
+	return about("transfer leadership to", id, c.change(ctx, PathTransferLeader, Change{ID: id}, nil))
+}
+
+// Snapshot returns when the leader has recorded a snapshot of the state of now or later.
+func (c *Client) Snapshot(ctx context.Context) (id SnapshotID, err error) {
+	a, err := c.do(ctx, request{http.MethodPost, PathSnapshot, nil, snapshotTimeout})
+	if err == nil {
+		err = json.Unmarshal(a.body, &id)
+	}
+	return id, about("snapshot", "", err)
+}
+
+// change sends a change of the membership, which may be done twice without harm, and reads
+// the answer if it is wanted.
+func (c *Client) change(ctx context.Context, path string, body Change, out any) error {
+	data, err := json.Marshal(body)
+	if err != nil {
+		return err
+	}
+	a, err := c.do(ctx, request{http.MethodPost, path, data, changeTimeout})
+	if err != nil || out == nil {
+		return err
+	}
+	return json.Unmarshal(a.body, out)
+}
+
+// nextMember is how long a member may take before the next one is asked too.
+const nextMember = 200 * time.Millisecond
+
+// anyone reads what any member can tell, from the one that answers first.
+func (c *Client) anyone(ctx context.Context, path string, out any) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer context.AfterFunc(c.life, cancel)()
+	var wg sync.WaitGroup
+	defer wg.Wait()
+	defer cancel()
+
+	urls := c.known()
+	answers := make(chan outcomeOf[*answer], len(urls))
+	ask := func(at string) {
+		wg.Go(func() {
+			a, err := c.exchange(ctx, at, request{http.MethodGet, path, nil, c.opts.TryTimeout})
+			answers <- outcomeOf[*answer]{a, err}
+		})
+	}
+	var errs []error
+	tick := time.NewTicker(nextMember)
+	defer tick.Stop()
+	ask(urls[0])
+	for asked := 1; len(errs) < len(urls); {
+		select {
+		case o := <-answers:
+			if o.err == nil {
+				return json.Unmarshal(o.value.body, out)
+			}
+			errs = append(errs, o.err)
+		case <-tick.C:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+		if asked < len(urls) {
+			ask(urls[asked])
+			asked++
+		}
+	}
+	return errors.Join(errs...)
+}
+
+type outcomeOf[T any] struct {
+	value T
+	err   error
+}
+
+// known returns the addresses of all members known, the leader's first.
+func (c *Client) known() []string {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	var urls []string
+	if c.mu.leader != "" {
+		urls = append(urls, c.mu.leader)
+	}
+	for _, u := range c.mu.urls {
+		if u != c.mu.leader {
+			urls = append(urls, u)
+		}
+	}
+	return urls
+}
+
+func about(op, subject string, err error) error {
+	switch {
+	case err == nil:
+		return nil
+	case subject == "":
+		return fmt.Errorf("%s: %w", op, err)
+	}
+	return fmt.Errorf("%s %s: %w", op, subject, err)
+}
