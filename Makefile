@@ -14,7 +14,7 @@ FUZZTIME ?= 10s
 ROUNDS   ?= 5
 
 # Packages with goroutines of their own. Missing ones are left out.
-CONCURRENT := . ./blob/... ./checkpoint/... ./source/... ./snapshot/... ./internal/... ./cmd/...
+CONCURRENT := . ./blob/... ./checkpoint/... ./source/... ./snapshot/... ./raftsnap/... ./raftnode/... ./server/... ./internal/... ./cmd/...
 RACE       ?= $(foreach p,$(CONCURRENT),$(if $(wildcard $(patsubst %/...,%,$(p))/*.go $(patsubst %/...,%,$(p))/*/*.go),$(p)))
 
 # limit SECONDS: the whole group of processes ends when the time is over.

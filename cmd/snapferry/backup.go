@@ -13,7 +13,6 @@ import (
 
 	"github.com/snapferry/snapferry"
 	"github.com/snapferry/snapferry/checkpoint"
-	"github.com/snapferry/snapferry/checkpoint/blobcp"
 	"github.com/snapferry/snapferry/source"
 )
 
@@ -50,7 +49,8 @@ exit 4. All checkpoints are kept unless --keep-last says otherwise.`,
 			snapferry backup --repo /backup kv=/var/lib/app/kv
 			snapferry backup --repo /backup --job orders --task p7 --offset topic-3=81723 kv=/data/kv meta=/data/meta.db
 			snapferry backup --repo /backup --keep-last 30 --if-running fail --limit-rate 20MiB/s /var/lib/app/kv
-			snapferry backup --repo /backup --exclude '*.tmp' --dry-run --json kv=/var/lib/app/kv`),
+			snapferry backup --repo /backup --exclude '*.tmp' --dry-run --json kv=/var/lib/app/kv
+			snapferry backup --repo /backup --checkpoints raft+http://10.0.0.1:7480,10.0.0.2:7480,10.0.0.3:7480 kv=/var/lib/app/kv`),
 		RunE: func(cmd *cobra.Command, args []string) error { return v.run(cmd.Context(), args) },
 	}
 	v.flags(cmd)
@@ -59,6 +59,7 @@ exit 4. All checkpoints are kept unless --keep-last says otherwise.`,
 
 func (v *backupVerb) flags(cmd *cobra.Command) {
 	v.repo.bind(v.app, cmd)
+	v.repo.bindCheckpoints(cmd)
 	v.repo.bindTask(cmd)
 	v.repo.bindRate(cmd)
 	f := cmd.Flags()
@@ -192,8 +193,9 @@ func (v *backupVerb) sources(rules map[string]rule) map[string]source.Source {
 func (v *backupVerb) backup(ctx context.Context, id snapferry.TaskID, repo *repository, opts *snapferry.Options, sources map[string]source.Source, offsets map[string]string) (_ *snapferry.CommitReport, err error) {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
-	cps := checkpoint.New(newPatience(blobcp.New(repo.blobs, repo.info.ID), giveUp, v.app.warn), nil)
-	defer func() { err = errors.Join(err, cps.Close()) }()
+	waits := newPatience(repo.logs, giveUp, v.app.warn)
+	defer waits.end()
+	cps := checkpoint.New(waits, nil) // not closed: the repository closes its logs
 
 	task, err := snapferry.Open(ctx, id, repo.blobs, cps, opts)
 	if err != nil {

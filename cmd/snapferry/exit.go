@@ -50,6 +50,9 @@ var failures = []struct {
 	code int
 	hint string
 }{
+	{errMaybeDone, exitUnknown, "may have been done; run snapferry cluster status"},
+	{errNoMember, exitNotFound, "snapferry cluster members shows who is there"},
+	{errNotNow, exitConflict, ""},
 	{snapferry.ErrUnknown, exitUnknown, "may have been committed; run snapferry ls"},
 	{errBadInfo, exitCorrupt, "put back a copy of snapferry.json; nothing else was touched"},
 	{snapferry.ErrCorrupt, exitCorrupt, "run snapferry verify --read-data to see what is damaged; older checkpoints may be whole"},
@@ -94,14 +97,14 @@ func (a *app) fail(ctx context.Context, cmd *cobra.Command, err error) int {
 	case code == exitUsage:
 		hint = "see " + cmd.CommandPath() + " --help"
 	case code == exitFailed && wasInterrupted(ctx, err):
-		text, hint = interruption(cmd.Name()), ""
+		text, hint = interruption(verbOf(cmd)), ""
 	}
 	if hint != "" && !advises(text) {
 		text += " (" + hint + ")"
 	}
 	fmt.Fprintf(a.stderr, "snapferry: %s\n", text)
 	if _, done := errors.AsType[*reported](err); a.json && !done {
-		a.printFailure(cmd.Name(), code, text, err)
+		a.printFailure(verbOf(cmd), code, text, err)
 	}
 	return code
 }
@@ -127,6 +130,9 @@ func (a *app) printFailure(verb string, code int, text string, err error) {
 	if e, ok := errors.AsType[*snapferry.Error](err); ok {
 		f.Error.Op, f.Error.Subject = e.Op, strings.ToValidUTF8(e.Subject, "\uFFFD")
 	}
+	if e, ok := errors.AsType[*clusterError](err); ok {
+		f.Error.Op, f.Error.Subject = e.op, strings.ToValidUTF8(e.subject, "\uFFFD")
+	}
 	_ = json.NewEncoder(a.stdout).Encode(f) // the exit code tells it anyway
 }
 
@@ -144,6 +150,10 @@ func interruption(verb string) string {
 		return "interrupted: the target is as it was; what was fetched is kept beside it, and the same restore goes on from there"
 	case "gc":
 		return "interrupted: what is needed is kept; the next gc goes on"
+	case "bench checkpoints":
+		return "interrupted: what was acknowledged stays in the group"
+	case "cluster add-learner", "cluster promote", "cluster remove", "cluster transfer-leader", "cluster snapshot":
+		return "interrupted: it may have been done; snapferry cluster status tells"
 	}
 	return "interrupted: nothing was changed"
 }

@@ -35,6 +35,7 @@ checkpoints elsewhere are skipped, and the exit code is 4 then.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return v.run(cmd.Context()) },
 	}
 	v.repo.bind(a, cmd)
+	v.repo.bindCheckpoints(cmd)
 	cmd.Flags().Var(&v.olderThan, "older-than", "how long dropped blobs and unfinished backups are left alone, as in 0s, 24h or 7d")
 	cmd.Flags().BoolVar(&v.dryRun, "dry-run", false, "say what would be deleted, and delete nothing")
 	return cmd

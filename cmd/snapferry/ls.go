@@ -36,6 +36,7 @@ In JSON an offset whose key or value is no UTF-8 is not in "offsets" but in
 		RunE: func(cmd *cobra.Command, _ []string) error { return v.run(cmd.Context()) },
 	}
 	v.repo.bind(a, cmd)
+	v.repo.bindCheckpoints(cmd)
 	v.repo.bindFilter(cmd)
 	return cmd
 }

@@ -21,6 +21,7 @@ import (
 	"github.com/snapferry/snapferry/blob/memblob"
 	"github.com/snapferry/snapferry/checkpoint"
 	"github.com/snapferry/snapferry/checkpoint/blobcp"
+	"github.com/snapferry/snapferry/checkpoint/raftcp"
 )
 
 // schemes is the table of URL schemes. The library has no such table: its users
@@ -128,12 +129,21 @@ type repoFlags struct {
 	job, task string
 	filter    bool // job and task pick tasks instead of naming one
 	rate      byteRate
+
+	checkpoints string // where the logs are; "" is the repository itself
+	tls         tlsFlags
 }
 
 func (f *repoFlags) bind(a *app, cmd *cobra.Command) {
 	f.app, f.cmd = a, cmd
 	cmd.Flags().Var(once(&f.url), "repo", "`URL` of the repository: a path, file:///DIR or mem: (default $SNAPFERRY_REPO)")
 	a.outputFlags(cmd)
+}
+
+// bindCheckpoints adds the flags of verbs that read or write checkpoints.
+func (f *repoFlags) bindCheckpoints(cmd *cobra.Command) {
+	cmd.Flags().Var(once(&f.checkpoints), "checkpoints", "`URL` of the group that keeps the checkpoints: raft+http://HOST:PORT,HOST:PORT or raft+https:// (default the repository itself)")
+	f.tls.bind(cmd)
 }
 
 // bindTask adds the flags that name one task.
@@ -192,7 +202,12 @@ func (f *repoFlags) checkFound(ctx context.Context, cps *checkpoint.Store) error
 	return &snapferry.Error{Op: f.cmd.Name(), Subject: f.url, Err: fmt.Errorf("no task %s in this repository: %w", what, snapferry.ErrNotFound)}
 }
 
+// location returns where the repository is. Every verb comes by here before it opens
+// anything, so what is wrong with --checkpoints is told before something is made.
 func (f *repoFlags) location() (string, error) {
+	if _, err := f.group(); err != nil {
+		return "", err
+	}
 	if f.url == "" {
 		f.url = f.app.getenv("SNAPFERRY_REPO")
 	}
@@ -237,7 +252,8 @@ type repository struct {
 	info    snapferry.RepoInfo
 	created bool
 	blobs   *blob.Store
-	cps     *checkpoint.Store
+	logs    checkpoint.Driver
+	cps     *checkpoint.Store // over logs
 }
 
 func (r *repository) close() {
@@ -256,7 +272,7 @@ func (f *repoFlags) open(ctx context.Context) (*repository, error) {
 		_ = blobs.Close()
 		return nil, f.refused(err)
 	}
-	return newRepository(info, false, blobs), nil
+	return f.repository(info, false, blobs)
 }
 
 // ensure opens a repository and makes it if there is none.
@@ -271,7 +287,7 @@ func (f *repoFlags) ensure(ctx context.Context) (*repository, error) {
 		return nil, f.refused(err)
 	}
 	f.warnIfFleeting()
-	return newRepository(info, created, blobs), nil
+	return f.repository(info, created, blobs)
 }
 
 // openDry opens a repository for a dry run, or an empty one in memory in its place if
@@ -294,12 +310,52 @@ func (f *repoFlags) openDry(ctx context.Context) (*repository, error) {
 		_ = blobs.Close()
 		return nil, f.refused(err)
 	}
-	return newRepository(info, false, blobs), nil
+	return f.repository(info, false, blobs)
 }
 
-// newRepository keeps the checkpoints in the repository itself.
-func newRepository(info snapferry.RepoInfo, created bool, blobs *blob.Store) *repository {
-	return &repository{info: info, created: created, blobs: blobs, cps: checkpoint.New(blobcp.New(blobs, info.ID), nil)}
+// repository adds the logs, which lie where --checkpoints says. It closes blobs if it fails.
+func (f *repoFlags) repository(info snapferry.RepoInfo, created bool, blobs *blob.Store) (*repository, error) {
+	logs, err := f.logs(info, blobs)
+	if err != nil {
+		_ = blobs.Close()
+		return nil, err
+	}
+	return &repository{info: info, created: created, blobs: blobs, logs: logs, cps: checkpoint.New(logs, nil)}, nil
+}
+
+// logs opens the checkpoint store.
+func (f *repoFlags) logs(info snapferry.RepoInfo, blobs *blob.Store) (checkpoint.Driver, error) {
+	group, err := f.group()
+	if err != nil {
+		return nil, err
+	}
+	if group == nil {
+		return blobcp.New(blobs, info.ID), nil
+	}
+	config, err := f.tls.config()
+	if err != nil {
+		return nil, err
+	}
+	return raftcp.Open(group, &raftcp.Options{TLS: config})
+}
+
+// group returns the members that --checkpoints names, or nil if it is not given.
+func (f *repoFlags) group() ([]string, error) {
+	if f.checkpoints == "" {
+		if f.tls != (tlsFlags{}) {
+			return nil, usagef("--tls-ca, --tls-cert and --tls-key are for --checkpoints raft+https://HOST:PORT")
+		}
+		return nil, nil
+	}
+	list, ok := strings.CutPrefix(f.checkpoints, "raft+")
+	if !ok {
+		return nil, usagef("--checkpoints %q: write raft+http://HOST:PORT,HOST:PORT or raft+https://, or leave it out to keep them in the repository", f.checkpoints)
+	}
+	group, err := parseServers("--checkpoints", list)
+	if err != nil {
+		return nil, err
+	}
+	return group, f.tls.check(group)
 }
 
 // withRepo calls do with the open repository; it is how the reading verbs work.

@@ -80,12 +80,6 @@ func (p *patience) end() {
 	}
 }
 
-// Close also stops the time.
-func (p *patience) Close() error {
-	p.end()
-	return p.Driver.Close()
-}
-
 // known tells whether an append's error is an answer; see checkpoint.Driver.
 func known(err error) bool {
 	if err == nil {

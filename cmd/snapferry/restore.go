@@ -60,6 +60,7 @@ and ./conf mean the same. A store in which nothing matches is left out.`,
 
 func (v *restoreVerb) flags(cmd *cobra.Command) {
 	v.repo.bind(v.app, cmd)
+	v.repo.bindCheckpoints(cmd)
 	v.repo.bindTask(cmd)
 	v.repo.bindRate(cmd)
 	f := cmd.Flags()

@@ -30,7 +30,7 @@ type app struct {
 }
 
 // later are the verbs that the design names and this release does not have.
-var later = []string{"diff", "prune", "clone", "stats", "agent", "server", "cluster", "bench"}
+var later = []string{"diff", "prune", "clone", "stats", "agent"}
 
 // run executes one command line and returns the exit code. It prints every failure.
 func (a *app) run(ctx context.Context, args []string) int {
@@ -44,7 +44,7 @@ func (a *app) run(ctx context.Context, args []string) int {
 	}
 	cmd, err := root.ExecuteContextC(ctx)
 	if err == nil && out.err != nil {
-		err = fmt.Errorf("%s: done, but the result could not be printed: %w", cmd.Name(), out.err)
+		err = fmt.Errorf("%s: done, but the result could not be printed: %w", verbOf(cmd), out.err)
 	}
 	if err == nil {
 		return exitDone
@@ -87,7 +87,7 @@ object; after a failure it is {"error":{"code","op","subject","message"}}.`,
 	root.SetHelpCommand(newHelp())
 	root.AddCommand(
 		a.newBackup(), a.newRestore(), a.newInit(), a.newLs(), a.newShow(), a.newVerify(),
-		a.newGC(), a.newDemo(), a.newVersion(), a.newCompletion(),
+		a.newGC(), a.newServer(), a.newCluster(), a.newBench(), a.newDemo(), a.newVersion(), a.newCompletion(),
 	)
 	return root
 }
@@ -100,19 +100,59 @@ func (a *app) noVerb(cmd *cobra.Command, args []string) error {
 	return unknownVerb(cmd, args[0])
 }
 
+// newVerbGroup returns a verb that has verbs of its own and does nothing without one.
+func newVerbGroup(use, short, long, example string, verbs ...*cobra.Command) *cobra.Command {
+	group := &cobra.Command{
+		Use: use, Short: short, Long: long, Example: example,
+		Args: cobra.ArbitraryArgs, // RunE says it better
+		RunE: noSubVerb,
+
+		SuggestionsMinimumDistance: 2,
+		// Flags of a verb that does not exist are not what is wrong with the line.
+		FParseErrWhitelist: cobra.FParseErrWhitelist{UnknownFlags: true},
+	}
+	group.AddCommand(verbs...)
+	return group
+}
+
+// noSubVerb answers a command line whose second word is no verb of the first.
+func noSubVerb(cmd *cobra.Command, args []string) error {
+	if len(args) == 0 {
+		return usagef("%s what? One of %s", cmd.Name(), strings.Join(verbs(cmd), ", "))
+	}
+	return unknownVerb(cmd, args[0])
+}
+
+// verbOf returns the words that name a verb: "ls", "cluster status".
+func verbOf(cmd *cobra.Command) string {
+	if !cmd.HasParent() {
+		return cmd.Name()
+	}
+	return strings.TrimPrefix(cmd.CommandPath(), cmd.Root().Name()+" ")
+}
+
 // newHelp is the help of cobra, but an unknown verb is a usage error.
 func newHelp() *cobra.Command {
 	return &cobra.Command{
 		Use:   "help [VERB]",
 		Short: "Print the help of a verb",
-		Args:  atMostOneArg,
-		ValidArgsFunction: func(cmd *cobra.Command, _ []string, _ string) ([]string, cobra.ShellCompDirective) {
-			return verbs(cmd.Root()), cobra.ShellCompDirectiveNoFileComp
+		Args:  cobra.ArbitraryArgs,
+		ValidArgsFunction: func(cmd *cobra.Command, args []string, _ string) ([]string, cobra.ShellCompDirective) {
+			about, _, err := cmd.Root().Find(args)
+			if err != nil {
+				return nil, cobra.ShellCompDirectiveNoFileComp
+			}
+			return verbs(about), cobra.ShellCompDirectiveNoFileComp
 		},
 		RunE: func(cmd *cobra.Command, args []string) error {
 			about, rest, err := cmd.Root().Find(args)
-			if err != nil || len(rest) > 0 {
+			switch {
+			case err != nil:
 				return unknownVerb(cmd.Root(), args[0])
+			case len(rest) > 0 && about.HasSubCommands():
+				return unknownVerb(about, rest[0])
+			case len(rest) > 0:
+				return usagef("unexpected argument %q", rest[0])
 			}
 			return about.Help()
 		},
@@ -124,11 +164,12 @@ func newHelp() *cobra.Command {
 func plainUsages(root *cobra.Command) {
 	for _, cmd := range root.Commands() {
 		cmd.Flags().VisitAll(func(f *pflag.Flag) { f.Usage = strings.ReplaceAll(f.Usage, "`", "") })
+		plainUsages(cmd)
 	}
 }
 
 func unknownVerb(root *cobra.Command, word string) error {
-	if slices.Contains(later, word) {
+	if !root.HasParent() && slices.Contains(later, word) {
 		return usagef("verb %s comes in a later release", word)
 	}
 	if near := root.SuggestionsFor(word); len(near) > 0 {

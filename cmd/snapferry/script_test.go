@@ -48,6 +48,9 @@ func stubborn() {
 //	await GLOB               waits until a file is there
 //	flip GLOB                damages the biggest of these files in its middle
 //	nobody N COMMAND...      exits, as a user without rights
+//	ports VAR...             keeps addresses of this machine at which nobody listens
+//	until PATH OP VALUE COMMAND...  repeats a command that prints JSON until json is satisfied
+//	certs                    makes ca.pem, n1.pem and n1.key, and stranger.pem and stranger.key
 func TestScripts(t *testing.T) {
 	testscript.Run(t, testscript.Params{
 		Dir:                 "testdata/script",
@@ -58,13 +61,15 @@ func TestScripts(t *testing.T) {
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": cmdExits, "json": cmdJSON, "keys": cmdKeys, "jsonenv": cmdJSONEnv,
 			"oneline": cmdOneLine, "await": cmdAwait, "flip": cmdFlip, "nobody": cmdNobody,
+			"ports": cmdPorts, "until": cmdUntil, "certs": cmdCerts,
 		},
 	})
 }
 
 func setupScript(env *testscript.Env) error {
 	env.Setenv("SNAPFERRY_CACHE", filepath.Join(env.WorkDir, ".cache"))
-	env.Setenv("BAD", "x\xffy") // no UTF-8
+	env.Setenv("BAD", "x\xffy")                        // no UTF-8
+	env.Setenv("M4", filepath.Join(env.WorkDir, "m4")) // another machine
 	// For what runs as nobody the way has to be open.
 	for dir := env.WorkDir; dir != os.TempDir() && dir != "/"; dir = filepath.Dir(dir) {
 		if err := os.Chmod(dir, 0o755); err != nil {
@@ -143,25 +148,33 @@ func cmdNobody(ts *testscript.TestScript, neg bool, args []string) {
 
 // lookUp finds the value at a dotted path of a file that is exactly one JSON value.
 func lookUp(ts *testscript.TestScript, file, path string) any {
-	text := ts.ReadFile(file)
+	v, err := find(ts.ReadFile(file), path)
+	if err != nil {
+		ts.Fatalf("%s: %v", file, err)
+	}
+	return v
+}
+
+// find is lookUp in a text.
+func find(text, path string) (any, error) {
 	d := json.NewDecoder(strings.NewReader(text))
 	d.UseNumber()
 	var v any
 	if err := d.Decode(&v); err != nil {
-		ts.Fatalf("%s is no JSON: %v: %s", file, err, text)
+		return nil, fmt.Errorf("no JSON: %w: %s", err, text)
 	}
 	if rest, _ := json.Marshal(v); d.More() {
-		ts.Fatalf("%s has more than one JSON value, the first is %s", file, rest)
+		return nil, fmt.Errorf("more than one JSON value, the first is %s", rest)
 	}
 	if path == "." {
-		return v
+		return v, nil
 	}
 	for _, step := range strings.Split(path, ".") {
 		switch x := v.(type) {
 		case map[string]any:
 			var ok bool
 			if v, ok = x[step]; !ok {
-				ts.Fatalf("%s has no %s of %s: %s", file, step, path, text)
+				return nil, fmt.Errorf("no %s of %s: %s", step, path, text)
 			}
 		case []any:
 			if step == "len" {
@@ -170,35 +183,38 @@ func lookUp(ts *testscript.TestScript, file, path string) any {
 			}
 			i, err := strconv.Atoi(step)
 			if err != nil || i >= len(x) {
-				ts.Fatalf("%s has no %s of %s: %s", file, step, path, text)
+				return nil, fmt.Errorf("no %s of %s: %s", step, path, text)
 			}
 			v = x[i]
 		default:
-			ts.Fatalf("%s: %s of %s is not in %v", file, step, path, v)
+			return nil, fmt.Errorf("%s of %s is not in %v", step, path, v)
 		}
 	}
-	return v
+	return v, nil
 }
 
 func cmdJSON(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 4 {
 		ts.Fatalf("usage: json file path =|>=|<=|~ value")
 	}
-	got := fmt.Sprint(lookUp(ts, args[0], args[1]))
-	ok := false
-	switch want := args[3]; args[2] {
+	if got := fmt.Sprint(lookUp(ts, args[0], args[1])); !compare(got, args[2], args[3]) {
+		ts.Fatalf("%s is %q, want %s %q", args[1], got, args[2], args[3])
+	}
+}
+
+// compare tells whether got stands to want as op says.
+func compare(got, op, want string) bool {
+	switch op {
 	case "=":
-		ok = got == want
+		return got == want
 	case "~":
-		ok = regexp.MustCompile(want).MatchString(got)
+		return regexp.MustCompile(want).MatchString(got)
 	case ">=", "<=":
 		g, gerr := strconv.ParseFloat(got, 64)
 		w, werr := strconv.ParseFloat(want, 64)
-		ok = gerr == nil && werr == nil && (g == w || (g > w) == (args[2] == ">="))
+		return gerr == nil && werr == nil && (g == w || (g > w) == (op == ">="))
 	}
-	if !ok {
-		ts.Fatalf("%s is %q, want %s %q", args[1], got, args[2], args[3])
-	}
+	return false
 }
 
 func cmdKeys(ts *testscript.TestScript, neg bool, args []string) {
@@ -278,7 +294,8 @@ func cmdFlip(ts *testscript.TestScript, neg bool, args []string) {
 }
 
 // TestEveryExampleIsTested holds that each command line that --help or the README
-// shows is in a script, where paths lie below $WORK.
+// shows is in a script, where paths lie below $WORK, or $M4 on another machine, and
+// addresses are those of ports.
 func TestEveryExampleIsTested(t *testing.T) {
 	var scripts bytes.Buffer
 	names, err := filepath.Glob("testdata/script/*.txtar")
@@ -292,23 +309,33 @@ func TestEveryExampleIsTested(t *testing.T) {
 		}
 		scripts.Write(data)
 	}
-	tested := strings.ReplaceAll(scripts.String(), "$WORK/", "/")
+	tested := strings.NewReplacer("$WORK/", "/", "$M4/", "/", "$N0", "127.0.0.1:7480",
+		"$N1", "10.0.0.1:7480", "$N2", "10.0.0.2:7480", "$N3", "10.0.0.3:7480", "$N4", "10.0.0.4:7480").Replace(scripts.String())
+	tested = regexp.MustCompile(` &\w*&?\n`).ReplaceAllString(tested, "\n")
 	a := &app{stdout: &scripts, stderr: &scripts}
-	root := a.command()
-	for _, c := range append([]*cobra.Command{root}, root.Commands()...) {
+	missing := func(line string) bool { return !strings.Contains(tested, " "+line+"\n") }
+	eachCommand(a.command(), func(c *cobra.Command) {
 		if c.Example == "" && c.Name() != "help" {
 			t.Errorf("%s --help has no example", c.CommandPath())
 		}
 		for line := range strings.Lines(c.Example) {
-			if want := commandLine(line); !strings.Contains(tested, " "+want+"\n") {
+			if want := commandLine(line); missing(want) {
 				t.Errorf("%s: example in no script: %s", c.CommandPath(), want)
 			}
 		}
-	}
+	})
 	for _, line := range readmeLines(t) {
-		if !strings.Contains(tested, " "+line+"\n") {
+		if missing(line) {
 			t.Errorf("README: example in no script: %s", line)
 		}
+	}
+}
+
+// eachCommand calls f for a command and all below it.
+func eachCommand(c *cobra.Command, f func(*cobra.Command)) {
+	f(c)
+	for _, sub := range c.Commands() {
+		eachCommand(sub, f)
 	}
 }
 
@@ -316,6 +343,7 @@ func TestEveryExampleIsTested(t *testing.T) {
 func commandLine(line string) string {
 	line, _, _ = strings.Cut(strings.TrimSpace(line), " >")
 	line, _, _ = strings.Cut(line, " #")
+	line = strings.TrimSuffix(line, " &")
 	return strings.Join(strings.Fields(line), " ")
 }
 

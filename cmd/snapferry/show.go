@@ -40,6 +40,7 @@ beside it stands a field with "_base64" after its name that has the exact bytes.
 		RunE: func(cmd *cobra.Command, args []string) error { return v.run(cmd.Context(), args) },
 	}
 	v.repo.bind(a, cmd)
+	v.repo.bindCheckpoints(cmd)
 	v.repo.bindTask(cmd)
 	f := cmd.Flags()
 	f.Var(once(&v.at), "at", "`CHECKPOINT`: latest, an id, or a time (RFC 3339) that means the newest checkpoint not after it")

@@ -49,7 +49,7 @@ func (r *byteRate) String() string {
 // Type names the flag's value in help.
 func (r *byteRate) Type() string { return "BYTES/s" }
 
-// age is a duration as a flag: what Go writes, and whole days or weeks such as 7d, 2w.
+// age is a span of time as a flag: what Go writes, and whole days or weeks such as 7d, 2w.
 type age time.Duration
 
 var _ pflag.Value = (*age)(nil)
@@ -65,7 +65,7 @@ func (a *age) Set(s string) error {
 		}
 	}
 	if err != nil || d < 0 {
-		return fmt.Errorf("%q is no age: write 0s, 90m, 24h, 7d or 2w", s)
+		return fmt.Errorf("%q is no span of time: write 0s, 90m, 24h, 7d or 2w", s)
 	}
 	*a = age(d)
 	return nil

@@ -33,6 +33,7 @@ stores the present state again, whatever is damaged of older ones.`,
 		RunE: func(cmd *cobra.Command, _ []string) error { return v.run(cmd.Context()) },
 	}
 	v.repo.bind(a, cmd)
+	v.repo.bindCheckpoints(cmd)
 	v.repo.bindFilter(cmd)
 	v.repo.bindRate(cmd)
 	cmd.Flags().BoolVar(&v.readData, "read-data", false, "read every byte")

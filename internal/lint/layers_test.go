@@ -25,17 +25,37 @@ var libraryModules = []string{
 	"golang.org/x/time",
 }
 
-// heavyDrivers are the packages that exist to keep a large dependency out of
-// everything else.
-var heavyDrivers = []string{"source/pebblesrc"}
+// heavy are the packages that keep a large dependency out of everything else: a driver,
+// a member with its Raft library and log, a service with its database. What is below them
+// is heavy too.
+var heavy = []string{"source/pebblesrc", "raftnode", "server"}
 
 // extraImports are the arrows that a driver has beside the one to its parent.
 var extraImports = map[string][]string{
 	"checkpoint/blobcp": {"blob"}, // the log lies in the repository's own blob store
 }
 
-// pureForbidden is what a pure package may not import. fmt and strings are not I/O.
-var pureForbidden = []string{"os", "net", "syscall", "io/ioutil", "path/filepath", "log", "math/rand", "math/rand/v2", "crypto/rand"}
+// arrows are what packages may import of ours beside internal ones at the top of the
+// tree: of the engine, and of the packages of Raft replication, where NAME/... is all below
+// NAME. A directory goes by the entry that is nearest above it, and knows what shares that.
+var arrows = map[string][]string{
+	".":                  pillars,
+	"raftsnap/protocol":  {"snapshot"},
+	"raftsnap/snapstore": {"snapshot", "raftsnap/protocol"},
+	"raftsnap/transfer":  {"snapshot", "raftsnap/protocol", "raftsnap/snapstore"},
+	"raftsnap":           {"snapshot", "raftsnap/..."},
+	"raftnode/internal":  {"snapshot", "raftsnap/protocol"},
+	"raftnode":           {"snapshot", "raftsnap", "raftsnap/...", "raftnode/internal/..."},
+	"server/internal":    {"checkpoint", "raftnode"},
+	"server":             {"checkpoint", "raftnode", "raftsnap/protocol", "server/internal/..."},
+}
+
+// pure are the packages that are told everything and do nothing themselves.
+var pure = []string{"snapshot", "raftsnap/protocol"}
+
+// pureForbidden is what a pure package may not import. fmt and strings are not I/O, and
+// math/rand/v2 is none where it begins at a seed (TestPure).
+var pureForbidden = []string{"os", "net", "syscall", "io/ioutil", "path/filepath", "log", "math/rand", "crypto/rand"}
 
 // suite tells whether a directory is an exported test suite, such as blob/blobtest.
 func suite(dir string) bool { return strings.HasSuffix(path.Base(dir), "test") }
@@ -55,6 +75,26 @@ func pillarOf(dir string) string {
 	return ""
 }
 
+// layerOf returns the nearest entry of arrows above a directory, or "".
+func layerOf(dir string) string {
+	for ; ; dir = path.Dir(dir) {
+		if _, ok := arrows[dir]; ok {
+			return dir
+		}
+		if top := !strings.Contains(dir, "/"); top {
+			return ""
+		}
+	}
+}
+
+// listed tells whether a directory is in a list of arrows.
+func listed(dir string, list []string) bool {
+	return slices.ContainsFunc(list, func(entry string) bool {
+		below, all := strings.CutSuffix(entry, "...")
+		return dir == entry || all && strings.HasPrefix(dir, below)
+	})
+}
+
 // mayImport tells whether one directory of the project may import another.
 func mayImport(from, to string) error {
 	internal := strings.HasPrefix(to, "internal/")
@@ -66,10 +106,15 @@ func mayImport(from, to string) error {
 		return nil
 	case suite(to) && !suite(from):
 		return fmt.Errorf("production code imports a test suite")
-	case parent == "":
-		return nil // the engine and internal packages: cycles are the compiler's business
 	case internal:
 		return nil
+	case layerOf(from) != "":
+		if listed(to, arrows[layerOf(from)]) || layerOf(to) == layerOf(from) {
+			return nil
+		}
+		return fmt.Errorf("%s knows %s only", layerOf(from), strings.Join(arrows[layerOf(from)], ", "))
+	case parent == "":
+		return nil // internal packages: cycles are the compiler's business
 	case to == ".":
 		return fmt.Errorf("the engine knows %s, not the reverse", parent)
 	case suite(from):
@@ -134,7 +179,7 @@ func moduleFindings(g graph) []string {
 	}
 	for _, p := range g.own() {
 		dir := rel(p.ImportPath)
-		if program(dir) || suite(dir) || slices.Contains(heavyDrivers, dir) || strings.HasPrefix(dir, "internal/") {
+		if program(dir) || suite(dir) || isHeavy(dir) || strings.HasPrefix(dir, "internal/") {
 			continue // internal packages count where the library reaches them
 		}
 		if chain := g.why(p.ImportPath, func(*pkg) bool { return true }, foreign); chain != nil {
@@ -142,6 +187,11 @@ func moduleFindings(g graph) []string {
 		}
 	}
 	return bad
+}
+
+// isHeavy tells whether a directory is one of heavy or below one.
+func isHeavy(dir string) bool {
+	return slices.ContainsFunc(heavy, func(h string) bool { return dir == h || strings.HasPrefix(dir, h+"/") })
 }
 
 // TestNoTestingInProduction: only the exported suites may need package testing.
@@ -166,13 +216,14 @@ func testingFindings(g graph) []string {
 	return bad
 }
 
-// TestPure: snapshot, and whatever of ours it uses, does no I/O and reads no clock.
+// TestPure: pure packages, and whatever of ours they use, do no I/O, read no clock, and
+// draw no random number that they could not draw again.
 func TestPure(t *testing.T) {
 	g := get(t, imports)
 	report(t, pureFindings(g))
 	for _, f := range get(t, goFiles) {
-		if f.dir() == "snapshot" && !f.test() {
-			report(t, clockFindings(f))
+		if slices.Contains(pure, f.dir()) && !f.test() {
+			report(t, append(clockFindings(f), chanceFindings(f)...))
 		}
 	}
 }
@@ -183,8 +234,11 @@ func pureFindings(g graph) []string {
 			return p.ImportPath == f || (f == "os" || f == "net") && strings.HasPrefix(p.ImportPath, f+"/")
 		})
 	}
-	if chain := g.why(full("snapshot"), (*pkg).ours, impure); chain != nil {
-		return []string{"snapshot is pure: " + strings.Join(chain, " -> ")}
+	var bad []string
+	for _, dir := range pure {
+		if chain := g.why(full(dir), (*pkg).ours, impure); chain != nil {
+			bad = append(bad, dir+" is pure: "+strings.Join(chain, " -> "))
+		}
 	}
-	return nil
+	return bad
 }
