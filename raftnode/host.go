@@ -34,6 +34,11 @@ func (h host) Freeze(ctx context.Context, dir string) (protocol.Meta, error) {
 	if f.err == nil {
 		f.err = ctx.Err()
 	}
+	// Whoever installs this learns which data directory belongs to which id (R1, R11).
+	f.meta.Members = slices.Clone(f.meta.Members)
+	for i := range f.meta.Members {
+		f.meta.Members[i].Incarnation = h.n.door.Incarnation(f.meta.Members[i].ID)
+	}
 	return f.meta, f.err
 }
 

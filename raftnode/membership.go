@@ -23,7 +23,7 @@ import (
 const confPatience = 10 * time.Second
 
 // errNotYet says that a learner has not caught up far enough to vote (R12).
-var errNotYet = errors.New("it has not caught up yet")
+var errNotYet = fmt.Errorf("it has not caught up yet: %w", ErrConflict)
 
 // change is a change of the membership as the log carries it.
 type change struct {

@@ -200,6 +200,9 @@ func (n *Node) propose(in mail) {
 func (n *Node) publish() {
 	n.stale = false
 	v := n.member.view(n.applier.applied.Load(), n.lineage(), n.transport.Active)
+	for i := range v.Peers {
+		v.Peers[i].Incarnation = n.door.Incarnation(v.Peers[i].ID)
+	}
 	n.view.Store(&v)
 	conf := fromConfState(n.member.conf)
 	n.conf.Store(&conf)
@@ -344,7 +347,7 @@ func (o nodeOutbox) Led(role protocol.Role, term, leader uint64) {
 	}
 	n.stale = true
 	n.leading.store(leadership{role, term, leader})
-	n.opts.Logger.Info("role", "role", role, "term", term, "leader", leader)
+	n.opts.Logger.Info("role", "role", role, "term", term, "leader", n.nameOf(leader))
 }
 
 // receiver is the mailbox as the transport sees it.

@@ -10,6 +10,7 @@ import (
 	pb "go.etcd.io/raft/v3/raftpb"
 
 	"github.com/snapferry/snapferry/raftnode/internal/peer"
+	"github.com/snapferry/snapferry/raftnode/internal/raftlog"
 	"github.com/snapferry/snapferry/raftsnap/protocol"
 	"github.com/snapferry/snapferry/raftsnap/transfer"
 )
@@ -23,7 +24,7 @@ func (n *Node) refetch(ctx context.Context, rec *pb.SnapshotMetadata) (protocol.
 	for {
 		held, err := n.refetchOnce(ctx, client, rec)
 		if err == nil {
-			err = n.adopt(held.Meta)
+			err = adopt(n.log, held.Meta)
 		}
 		if err == nil {
 			return held, nil
@@ -75,24 +76,24 @@ func (n *Node) askFor(ctx context.Context, client *transfer.Client, r protocol.M
 	return answer, nil
 }
 
-// adopt makes a fetched snapshot the newest record of the log.
-func (n *Node) adopt(meta protocol.Meta) error {
+// adopt makes a fetched snapshot the newest record of a log that Raft does not use yet.
+func adopt(log *raftlog.Log, meta protocol.Meta) error {
 	md := &pb.SnapshotMetadata{Index: &meta.Index, Term: &meta.Term, ConfState: toConfState(meta.Conf)}
-	if meta.Index <= n.log.Recorded().GetIndex() {
+	if meta.Index <= log.Recorded().GetIndex() {
 		return nil
 	}
-	last, err := n.log.LastIndex()
+	last, err := log.LastIndex()
 	if err != nil {
 		return err
 	}
 	if meta.Index <= last {
-		return n.log.Record(md, meta.Index)
+		return log.Record(md, meta.Index)
 	}
-	hs := n.log.HardState()
+	hs := log.HardState()
 	term, commit := max(hs.GetTerm(), meta.Term), meta.Index
 	next := &pb.HardState{Term: &term, Commit: &commit}
 	if term == hs.GetTerm() {
 		next.Vote = hs.Vote
 	}
-	return n.log.ApplySnapshot(md, next, nil)
+	return log.ApplySnapshot(md, next, nil)
 }

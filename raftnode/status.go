@@ -71,12 +71,20 @@ func (n *Node) sourceName(id uint64) string {
 	case n.identity.ID:
 		return "local"
 	}
+	if name := n.nameOf(id); name != "" {
+		return name
+	}
+	return "removed"
+}
+
+// nameOf returns the name of a member, "" for none.
+func (n *Node) nameOf(id uint64) string {
 	for _, r := range n.Members() {
 		if r.ID == id {
 			return r.Name
 		}
 	}
-	return "removed"
+	return ""
 }
 
 func (n *Node) memberStatus() []MemberStatus {

@@ -500,6 +500,75 @@ func TestSilenceOfAllPeers(t *testing.T) {
 	must[Freed](t, w.tick(time.Second))
 }
 
+// TestGeneratingForEver: makers that say for ever that they are at it are late one after
+// the other, and then the round is over; the next one will find what they have made.
+func TestGeneratingForEver(t *testing.T) {
+	w := askingTakeOver(t)
+	w.step(w.answer(2, Generating, ""))
+	w.step(w.answer(3, Generating, ""))
+	for end := w.now + 5*time.Minute; !w.audit.freed["run-1"]; {
+		if w.now > end {
+			t.Fatal("the round does not end")
+		}
+		for _, e := range w.tick(100 * time.Millisecond) {
+			if a, ok := e.(Ask); ok {
+				w.step(w.answer(a.Peer, Generating, ""))
+			}
+		}
+	}
+	if w.m.sched.empty != 0 {
+		t.Error("late is not the same as unable")
+	}
+}
+
+// TestStrangersAnnounce: another group's announcement is refused.
+func TestStrangersAnnounce(t *testing.T) {
+	w := followerWorld(t)
+	effects := w.step(Announced{Announce{Group: "h", From: 1, Term: 3, ID: snap(190, 3, 3).ID, Holders: []uint64{3}}})
+	mustNot[Fetch](t, effects)
+	if r := must[Refused](t, effects); r.Refusal.Kind != OtherGroup {
+		t.Errorf("%+v", r)
+	}
+}
+
+// TestViewIsBehind: a view that does not show the recording yet does not lead to another.
+func TestViewIsBehind(t *testing.T) {
+	w := fetchingTakeOver(t)
+	w.done()
+	e := RecordDone{Transfer: w.m.slot.transfer}
+	mustNot[Record](t, w.m.Step(w.now, &w.v, e))
+	mustNot[Record](t, w.m.Step(w.now, &w.v, Tick{}))
+}
+
+// TestWishForOneWhoHasLeft: a member that has left meanwhile is in no later snapshot
+// either, and must not have one made after the other.
+func TestWishForOneWhoHasLeft(t *testing.T) {
+	w := followerWorld(t)
+	w.step(Wanted{MinIndex: 180, Needs: 9})
+	w.step(Made{snap(200, 3, 2)})
+	w.step(RecordDone{Transfer: w.m.maker.transfer})
+	w.applied(210)
+	mustNot[Make](t, w.tick(time.Minute))
+}
+
+// TestInstallSucceedsAfterFailures: the back-off of the next install begins anew.
+func TestInstallSucceedsAfterFailures(t *testing.T) {
+	w := followerWorld(t)
+	w.hold(snap(1000, 3, 3))
+	w.step(InstallAsked{envelope(1000)})
+	for range 6 {
+		w.step(HandDone{w.m.slot.transfer, Outcome{Kind: InstallFailed}})
+		w.step(InstallAsked{envelope(1000)})
+		w.tick(10 * time.Second)
+	}
+	w.step(HandDone{w.m.slot.transfer, Outcome{Kind: Installed}})
+	w.hold(snap(2000, 3, 3))
+	w.step(InstallAsked{envelope(2000)})
+	w.step(HandDone{w.m.slot.transfer, Outcome{Kind: InstallFailed}})
+	w.step(InstallAsked{envelope(2000)})
+	must[Hand](t, w.tick(time.Second))
+}
+
 // TestAlarmsAreNotRepeated: the same words once a minute.
 func TestAlarmsAreNotRepeated(t *testing.T) {
 	w := followerWorld(t)

@@ -139,7 +139,7 @@ func (m *Machine) made(h Held) {
 		return
 	}
 	k.fails, k.failed, k.madeOnce, k.madeAt = 0, "", true, m.now
-	if h.ID.Index <= v.RecordedIndex || h.ID.Index > v.Applied || m.slot.id == h.ID {
+	if h.ID.Index <= v.RecordedIndex || h.ID.Index > v.Applied {
 		m.endMaking(h.ID.Index)
 		return
 	}

@@ -10,7 +10,7 @@ import (
 )
 
 var (
-	randomSeeds = flag.Int("protocol.seeds", 3000, "random runs of TestRandomEvents")
+	randomSeeds = flag.Int("protocol.seeds", 1000, "random runs of TestRandomEvents")
 	randomFirst = flag.Uint64("protocol.seed", 1, "first seed of TestRandomEvents")
 )
 

@@ -82,7 +82,7 @@ func (m *Machine) dropWant() {
 	if !w.on {
 		return
 	}
-	if w.needs != 0 && (v.Role != Leader || !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.ID == w.needs })) {
+	if w.needs != 0 && !slices.ContainsFunc(v.Peers, func(p Peer) bool { return p.ID == w.needs }) {
 		w.needs = 0
 	}
 	h := v.recordedHeld()

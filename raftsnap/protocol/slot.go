@@ -160,7 +160,6 @@ func (m *Machine) fetchDone(e FetchDone) {
 		m.peers.good(peer)
 	}
 	s.cancel, s.lineage = nil, e.Held.Meta.Lineage
-	m.forgetAnnounce(s.id)
 	if s.purpose == Rescue && m.deliver(e.Held) {
 		return
 	}

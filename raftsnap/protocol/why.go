@@ -51,22 +51,22 @@ func (m *Machine) Why(now time.Duration, v *View) string {
 // whyState puts the slot into words.
 func (m *Machine) whyState(now time.Duration, v *View) string {
 	s := &m.slot
-	for_ := func(text string) string { return fmt.Sprintf("%s: %s since %s", s.purpose, text, ago(now, s.since)) }
+	doing := func(text string) string { return fmt.Sprintf("%s: %s since %s", s.purpose, text, ago(now, s.since)) }
 	switch {
 	case m.closed:
 		return "closed"
 	case s.stage == Asking:
-		return for_(fmt.Sprintf("asking for one at or above %d (%s)", s.round.min, s.round.summary()))
+		return doing(fmt.Sprintf("asking for one at or above %d (%s)", s.round.min, s.round.summary()))
 	case s.stage == Fetching && s.cancel != nil:
-		return for_(fmt.Sprintf("fetch of %s is being cancelled (%s)", s.id.Short(), s.cancel.Text))
+		return doing(fmt.Sprintf("fetch of %s is being cancelled (%s)", s.id.Short(), s.cancel.Text))
 	case s.stage == Fetching:
-		return for_(fmt.Sprintf("fetching %s from %v, %d bytes, the last %s ago", s.id.Short(), s.sources, s.bytes, ago(now, s.moved)))
+		return doing(fmt.Sprintf("fetching %s from %v, %d bytes, the last %s ago", s.id.Short(), s.sources, s.bytes, ago(now, s.moved)))
 	case s.stage == Parked:
-		return for_(fmt.Sprintf("%s is held but above applied %d", s.id.Short(), v.Applied))
+		return doing(fmt.Sprintf("%s is held but above applied %d", s.id.Short(), v.Applied))
 	case s.stage == Recording:
-		return for_("recording " + s.id.Short())
+		return doing("recording " + s.id.Short())
 	case s.stage == Handing:
-		return for_("raft installs " + s.id.Short())
+		return doing("raft installs " + s.id.Short())
 	case m.rescue.env != nil:
 		return fmt.Sprintf("install of %d waits for its next try in %s", m.rescue.env.SnapIndex, wait(now, m.rescue.at))
 	case v.Role == Leader:

@@ -12,6 +12,7 @@ import (
 	"sync"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -207,23 +208,33 @@ func TestLateObjection(t *testing.T) {
 		t.Fatal(err)
 	}
 	b.open(nil)
-	var once sync.Once
-	answered := make(chan struct{})
-	for _, s := range []*site{b, c} {
-		mux := http.NewServeMux()
-		mux.HandleFunc(HelloPath, func(w http.ResponseWriter, r *http.Request) {
-			if s == c {
-				<-answered
-			}
-			s.door.ServeHTTP(w, r)
-			if s == b {
-				once.Do(func() { close(answered) })
-			}
-		})
-		s.routes.Store(mux)
-	}
+	mux := http.NewServeMux()
+	mux.HandleFunc(HelloPath, func(w http.ResponseWriter, r *http.Request) {
+		for a.door.Incarnation(b.id()) == "" { // b's answer has not come yet
+			pause(r.Context(), time.Millisecond)
+		}
+		c.door.ServeHTTP(w, r)
+	})
+	c.routes.Store(mux)
 	_, err := a.door.Bootstrap(t.Context(), "a", "", cluster(a, b, c))
 	wantIs(t, err, OtherIncarnation)
+}
+
+// TestStrangerAnswers: who answers a hello must be the one that was seen before, too (R11).
+func TestStrangerAnswers(t *testing.T) {
+	a, b := newSite(t, "a"), newSite(t, "b")
+	bootstrap(t, a, b)
+	id := a.door.Identity()
+	to := without(id.Initial, id.ID)[0]
+	if err := a.door.sayHello(t.Context(), id, to); err != nil {
+		t.Fatal(err)
+	}
+	mux := http.NewServeMux()
+	mux.HandleFunc(HelloPath, func(w http.ResponseWriter, _ *http.Request) {
+		writeJSON(w, http.StatusOK, welcome{ID: to.ID, Name: to.Name, Incarnation: newIncarnation()})
+	})
+	b.routes.Store(mux)
+	wantIs(t, a.door.sayHello(t.Context(), id, to), OtherIncarnation)
 }
 
 // TestOtherInitialCluster: members that were told different things say so, and what.

@@ -184,6 +184,9 @@ func TestSilentPartition(t *testing.T) {
 		for _, h := range holes {
 			h.set(true)
 		}
+		for i := range uint64(50) { // more than sockets take: the writer hangs as well
+			a.tr.Send([]*raftpb.Message{entries(a, b, i, 1<<20)})
+		}
 		for _, s := range sites {
 			eventually(t, s.name+" notices", func() bool { st := s.tr.Status()[0]; return !st.Active && !st.Connected })
 		}
@@ -218,19 +221,33 @@ func TestStuckReceiver(t *testing.T) {
 	for range 50 {
 		a.tr.Send([]*raftpb.Message{entries(a, b, 1, 1<<20), message(raftpb.MsgHeartbeat, a, b, 1)})
 	}
+	staysConnected(t, a, b, dead)
+	close(release)
+}
+
+// TestIdleStreamsStay: having nothing to say is not being dead.
+func TestIdleStreamsStay(t *testing.T) {
+	const dead = time.Second
+	sites := newGroup(t, &Options{Beat: 20 * time.Millisecond, Dead: dead}, "a", "b")
+	connected(t, sites...)
+	staysConnected(t, sites[0], sites[1], dead)
+}
+
+// staysConnected looks at the streams from a to b for three times as long as a dead member has.
+func staysConnected(t *testing.T, a, b *site, dead time.Duration) {
+	t.Helper()
 	streams := func() []*inbound {
 		b.tr.mu.RLock()
 		defer b.tr.mu.RUnlock()
 		return []*inbound{b.tr.mu.inbound[inboundKey{a.id(), "urgent"}], b.tr.mu.inbound[inboundKey{a.id(), "bulk"}]}
 	}
 	before, since := streams(), time.Since(a.tr.epoch)
-	eventually(t, "signs of life for three times as long as a dead member has", func() bool {
+	eventually(t, "signs of life", func() bool {
 		return time.Duration(a.tr.contact(b.id()).Load())-since > 3*dead
 	})
 	if s := a.tr.Status()[0]; !s.Connected || !s.Active || !slices.Equal(before, streams()) {
 		t.Errorf("got %+v, or other streams than before", s)
 	}
-	close(release)
 }
 
 // TestWrongGroup: members of two groups do not talk, and say why.
@@ -260,6 +277,39 @@ func TestMovedAddress(t *testing.T) {
 	// With the right address it goes on.
 	a.tr.SetMembers(a.door.Identity().Table())
 	delivered(t, a, b)
+}
+
+// TestImpostorAnswers: a member that takes a stream must be the one it is meant for, too.
+func TestImpostorAnswers(t *testing.T) {
+	for what, c := range map[string]struct {
+		spoil func(*Identity)
+		want  Kind
+	}{
+		"other member":    {func(id *Identity) { id.ID = 7 }, OtherMember},
+		"other directory": {func(id *Identity) { id.Incarnation = newIncarnation() }, OtherIncarnation},
+		"other group":     {func(id *Identity) { id.Group = strings.Repeat("0", 64) }, OtherGroup},
+	} {
+		sites := newGroup(t, nil, "a", "b")
+		a, b := sites[0], sites[1]
+		impostor := b.door.Identity()
+		c.spoil(impostor)
+		b.routes.Store(http.NewServeMux())
+		b.routes.Load().HandleFunc(StreamPath, func(w http.ResponseWriter, r *http.Request) {
+			for name, values := range Header(impostor) {
+				w.Header()[name] = values
+			}
+			w.WriteHeader(http.StatusOK)
+			_ = http.NewResponseController(w).Flush()
+			_, _ = io.Copy(io.Discard, r.Body)
+		})
+		refused := make(chan *Refusal, 8)
+		_ = a.tr.Close()
+		a.run(&Options{Refused: func(_ uint64, r *Refusal) { refused <- r }})
+		a.tr.SetMembers(a.door.Identity().Table())
+		if r := <-refused; r.Kind != c.want {
+			t.Errorf("%s: got %v", what, r)
+		}
+	}
 }
 
 // TestRemovedMember: who is removed is told at once and at every later try, and stays out
@@ -311,6 +361,7 @@ func TestUnknownSender(t *testing.T) {
 func TestHostileStreams(t *testing.T) {
 	sites := newGroup(t, nil, "a", "b")
 	a, b := sites[0], sites[1]
+	_ = a.tr.Close() // its own streams would end those that are made here
 	client := &http.Client{Transport: h2c()}
 	defer client.CloseIdleConnections()
 	post := func(change func(http.Header), body []byte) (int, string) {
@@ -350,6 +401,7 @@ func TestHostileStreams(t *testing.T) {
 		"no lane":     {func(h http.Header) { h.Del(headerLane) }, nil, http.StatusBadRequest},
 		"version":     {func(h http.Header) { h.Set(headerVersion, "2") }, nil, http.StatusBadRequest},
 		"no target":   {func(h http.Header) { h.Del(headerTo) }, nil, http.StatusConflict},
+		"for another": {func(h http.Header) { h.Set(headerTo, formatID(a.id())) }, nil, http.StatusConflict},
 		"as itself":   {func(h http.Header) { h.Set(headerMember, formatID(b.id())) }, nil, http.StatusForbidden},
 		"incarnation": {func(h http.Header) { h.Set(headerIncarnation, newIncarnation()) }, nil, http.StatusForbidden},
 	} {
@@ -370,6 +422,8 @@ func TestHostileStreams(t *testing.T) {
 	if b.box.has(1 << 50) {
 		t.Error("a message in another one's name was received")
 	}
+	a.run(nil)
+	a.tr.SetMembers(a.door.Identity().Table())
 	delivered(t, a, b)
 }
 

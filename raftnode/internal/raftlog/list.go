@@ -60,10 +60,13 @@ func (l list) slice(lo, hi, maxSize uint64) ([]*pb.Entry, error) {
 	switch {
 	case lo <= l.index:
 		return nil, raft.ErrCompacted
-	case lo >= hi || hi > l.last()+1:
+	case lo > hi || hi > l.last()+1:
 		return nil, raft.ErrUnavailable
 	}
 	n := int(hi - lo)
+	if n == 0 {
+		return nil, nil
+	}
 	if maxSize < math.MaxInt64 {
 		start := l.end(lo - 1)
 		fit := sort.Search(n, func(k int) bool { return l.end(lo+uint64(k))-start > int64(maxSize) })

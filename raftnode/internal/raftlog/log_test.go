@@ -167,6 +167,9 @@ func TestEntriesOutsideOfTheLog(t *testing.T) {
 			t.Errorf("entries [%d, %d): %v, want %v", c.lo, c.hi, err, c.want)
 		}
 	}
+	none, err := l.Entries(21, 21, 1000)
+	must(t, err)
+	equal(t, "empty range", len(none), 0)
 	got, err := l.Entries(6, 21, 0)
 	must(t, err)
 	equal(t, "one entry at least", got, entries(6, 6, 1))
@@ -303,6 +306,15 @@ func TestRaiseCommit(t *testing.T) {
 			t.Fatalf("applied above the log: %v", err)
 		}
 	})
+}
+
+// TestRaisedCommitIsDurable: the library does not sync a commit index by itself.
+func TestRaisedCommitIsDurable(t *testing.T) {
+	d := newDisk(t)
+	l := d.log()
+	must(t, l.Save(state(2, 3), entries(2, 12, 2), true))
+	must(t, l.RaiseCommit(12))
+	equal(t, "commit in a copy of the files", d.clone().log().HardState(), state(2, 12))
 }
 
 func TestSaveRefusesWhatCannotFollow(t *testing.T) {

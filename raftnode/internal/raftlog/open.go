@@ -173,7 +173,8 @@ func attach(lg *zap.Logger, dir string, s *scanned) (_ *fileWAL, err error) {
 	}
 
 	// The library names its next segment after the last entry that it read or wrote. After an install there may be
-	// none, and the name would send the next opening past the record. Writing the record again tells it.
+	// none, the name would be too low, and the next opening would look for the record only where it is not. Writing
+	// the record again tells the library.
 	if s.replay.Newest != nil {
 		if err := w.SaveSnapshot(start); err != nil {
 			return nil, err

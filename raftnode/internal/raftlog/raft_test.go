@@ -142,6 +142,7 @@ type member struct {
 	conf      *pb.ConfState
 	applied   uint64
 	delivered []uint64 // by this instance
+	installs  int
 	state     map[uint64]string
 	out       []*pb.Message
 }
@@ -193,6 +194,7 @@ func (m *member) apply(t testing.TB, e *pb.Entry) {
 
 // install takes the state out of the message, as if it had been transferred.
 func (m *member) install(s *pb.Snapshot) {
+	m.installs++
 	m.applied, m.conf = s.GetMetadata().GetIndex(), s.GetMetadata().GetConfState()
 }
 
@@ -234,6 +236,7 @@ type group struct {
 	rng     *rand.Rand
 	members []*member
 	disks   []*walsim.Disk
+	away    uint64 // the member that nothing reaches, if any
 }
 
 func newGroup(t *testing.T, seed uint64) *group {
@@ -274,7 +277,7 @@ func (g *group) settle() {
 
 func (g *group) deliver(msg *pb.Message) {
 	from, to := g.members[msg.GetFrom()-1], g.members[msg.GetTo()-1]
-	if g.rng.IntN(10) == 0 {
+	if g.rng.IntN(10) == 0 || from.id == g.away || to.id == g.away {
 		if msg.GetType() == pb.MsgSnap {
 			from.rn.ReportSnapshot(to.id, raft.SnapshotFailure)
 		}
@@ -311,6 +314,8 @@ func (g *group) turn(k int) {
 	case 1:
 		g.disks[m.id-1].Crash()
 		g.restart(m)
+	case 2:
+		g.away = uint64(g.rng.IntN(4))
 	}
 }
 
@@ -332,11 +337,13 @@ func TestThreeMembersCrash(t *testing.T) {
 	if testing.Short() {
 		seeds = 5
 	}
+	installs := 0
 	for seed := range seeds {
 		g := newGroup(t, seed)
 		for k := range 400 {
 			g.turn(k)
 		}
+		g.away = 0
 		for range 100 { // quiet, so that all catch up
 			for _, m := range g.members {
 				m.rn.Tick()
@@ -357,5 +364,9 @@ func TestThreeMembersCrash(t *testing.T) {
 		if n := len(g.members[0].state); n < 100 {
 			t.Errorf("seed %d: only %d values", seed, n)
 		}
+		installs += g.members[0].installs + g.members[1].installs + g.members[2].installs
+	}
+	if installs == 0 {
+		t.Error("no snapshot was installed")
 	}
 }

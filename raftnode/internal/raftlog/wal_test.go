@@ -407,18 +407,25 @@ func TestHoleBelowTheLog(t *testing.T) {
 }
 
 // TestSegmentBegunWithoutEntries: the library names a segment after the last entry it read. After an install there
-// may be none, and the name would hide the record from the next opening.
+// may be none, and the name would be too low.
 func TestSegmentBegunWithoutEntries(t *testing.T) {
 	d := newDisk(t)
 	l := d.log()
-	must(t, l.Save(state(1, 5), heavy(2, 40, 1, 300), true)) // beyond the size of a segment
-	must(t, l.Save(state(1, 6), nil, true))                  // a new one begins
+	must(t, l.Save(state(1, 5), heavy(2, 40, 1, 300), true))
 	must(t, l.ApplySnapshot(meta(500, 2), state(2, 500), nil))
 	for k := range 1000 { // hard states alone fill several
 		must(t, l.Save(state(3+uint64(k), 500), nil, true))
 		if k%50 == 0 {
 			l = reopen(t, l, d.open)
 			equal(t, "recorded", l.Recorded(), meta(500, 2))
+		}
+	}
+	if n := len(d.segments()); n < 3 {
+		t.Fatalf("%d segments", n)
+	}
+	for _, s := range d.segments()[1:] {
+		if i := raftlog.SegmentIndex(filepath.Base(s)); i != 501 {
+			t.Errorf("a segment after the install is named after entry %d", i)
 		}
 	}
 	must(t, l.Save(state(2000, 502), heavy(501, 510, 2000, 10), true))
@@ -457,7 +464,7 @@ func TestLeftoversOfReservedSpace(t *testing.T) {
 	d := newDisk(t)
 	must(t, d.log().Close())
 	for _, name := range []string{"0.tmp", "1.tmp"} {
-		must(t, os.WriteFile(filepath.Join(d.dir, name), bytes.Repeat([]byte{0x55}, smallSegment), 0o600))
+		must(t, os.WriteFile(filepath.Join(d.dir, name), bytes.Repeat([]byte{16, 0, 0, 0, 0, 0, 0, 0}, smallSegment/8), 0o600))
 	}
 	l := d.log()
 	must(t, l.Save(state(1, 1), heavy(2, 40, 1, 700), true))
@@ -493,6 +500,21 @@ func TestUnneededSegments(t *testing.T) {
 		if got := raftlog.Unneeded(names, c.index, c.seq); got != c.want {
 			t.Errorf("record %#x in segment %d: %d unneeded, want %d", c.index, c.seq, got, c.want)
 		}
+	}
+}
+
+// TestLibraryLogsToSlog: what the library says is there for who asks, and never ends the process.
+func TestLibraryLogsToSlog(t *testing.T) {
+	d := newDisk(t)
+	var out bytes.Buffer
+	d.opts.Logger = slog.New(slog.NewTextHandler(&out, &slog.HandlerOptions{Level: slog.LevelDebug}))
+	l := d.log()
+	for i := uint64(2); i < 60; i += 20 {
+		must(t, l.Save(state(1, 1), heavy(i, i+19, 1, 700), true))
+	}
+	must(t, l.Close())
+	if s := out.String(); !strings.Contains(s, "level=DEBUG") || !strings.Contains(s, "created a new WAL segment") || !strings.Contains(s, d.dir) {
+		t.Errorf("logged:\n%s", s)
 	}
 }
 

@@ -188,9 +188,7 @@ func (l *Log) Compact(c uint64) error {
 	if newest := l.mu.recorded.GetIndex(); c > newest {
 		return fmt.Errorf("compact log to %d: %w: the newest record is %d", c, ErrAhead, newest)
 	}
-	if c > l.mu.list.index {
-		l.publish(l.mu.hs, l.mu.list.above(c))
-	}
+	l.publish(l.mu.hs, l.mu.list.above(c))
 
 	return l.release(c)
 }
