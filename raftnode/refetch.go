@@ -82,11 +82,12 @@ func adopt(log *raftlog.Log, meta protocol.Meta) error {
 	if meta.Index <= log.Recorded().GetIndex() {
 		return nil
 	}
-	last, err := log.LastIndex()
-	if err != nil {
-		return err
-	}
-	if meta.Index <= last {
+	// A log that has the snapshot's last entry keeps what follows it: this member has
+	// acknowledged that. One that has another entry there was superseded from there on.
+	if term, err := log.Term(meta.Index); err == nil && term == meta.Term {
+		if err := log.RaiseCommit(meta.Index); err != nil {
+			return err
+		}
 		return log.Record(md, meta.Index)
 	}
 	hs := log.HardState()

@@ -37,7 +37,7 @@ func BenchmarkReceive(b *testing.B) {
 			must(b, err)
 			b.StopTimer()
 			must(b, s.Close())
-			must(b, os.RemoveAll(filepath.Join(s.dir, dirName(held.ID))))
+			must(b, os.RemoveAll(filepath.Join(s.dir, held.ID.String())))
 			b.StartTimer()
 		}
 	})

@@ -9,8 +9,9 @@ import (
 
 // Commit makes a complete receipt a snapshot. It reads what an earlier process left, unless
 // Reuse has, as nothing counts that was not verified. ErrIncomplete says that chunks are
-// missing, perhaps since just now: Missing names them, and Commit may be called again. After
-// any other error too the receipt keeps what it has. After success it is closed.
+// missing, perhaps since just now: Missing names them, and Commit may be called again, as
+// after any other error, unless a sync failed: then Close it and Receive once more, which
+// keeps what is certain. After success the receipt is closed.
 func (r *Receipt) Commit(ctx context.Context) (Held, error) {
 	r.life.Lock()
 	defer r.life.Unlock()
@@ -20,8 +21,11 @@ func (r *Receipt) Commit(ctx context.Context) (Held, error) {
 		if held, err = r.commit(ctx); err == nil {
 			return held, nil
 		}
+		if isSyncError(err) {
+			r.fail(err)
+		}
 	}
-	return Held{}, fmt.Errorf("commit receipt of %s: %w", dirName(r.m.ID), err)
+	return Held{}, fmt.Errorf("commit receipt of %s: %w", r.m.ID.Short(), err)
 }
 
 func (r *Receipt) commit(ctx context.Context) (Held, error) {
@@ -31,7 +35,7 @@ func (r *Receipt) commit(ctx context.Context) (Held, error) {
 	if err := r.finishEmpty(); err != nil {
 		return Held{}, err
 	}
-	_ = r.flush.Wait() // its errors are in r.mu.err
+	_ = r.flush.Wait() // its errors are kept by fail
 	lacking, err := r.lacking()
 	if err != nil {
 		return Held{}, err
@@ -51,7 +55,7 @@ func (r *Receipt) commit(ctx context.Context) (Held, error) {
 		return Held{}, err
 	}
 	// What is left to do is to tidy up, which the next Open does else.
-	if err := errors.Join(r.end(), r.s.disk.remove(path.Join(dirName(r.m.ID), journalName))); err != nil {
+	if err := errors.Join(r.end(), r.s.disk.remove(path.Join(r.m.ID.String(), journalName))); err != nil {
 		r.s.note("remove the journal of a snapshot", r.name, err)
 	}
 	return held, nil
@@ -186,7 +190,7 @@ func (r *Receipt) Close() error {
 		return nil
 	}
 	if err := r.end(); err != nil {
-		return fmt.Errorf("close receipt of %s: %w", dirName(r.m.ID), err)
+		return fmt.Errorf("close receipt of %s: %w", r.m.ID.Short(), err)
 	}
 	return nil
 }
@@ -202,7 +206,7 @@ func (r *Receipt) Drop() error {
 	err = errors.Join(err, r.s.disk.discard(r.name))
 	r.s.yield(r.m.ID)
 	if err != nil {
-		return fmt.Errorf("drop receipt of %s: %w", dirName(r.m.ID), err)
+		return fmt.Errorf("drop receipt of %s: %w", r.m.ID.Short(), err)
 	}
 	return nil
 }

@@ -134,20 +134,38 @@ func (d *disk) truncate(f *os.File, name string, size int64) error {
 	return d.do("truncate", name, func() error { return f.Truncate(size) })
 }
 
+// syncError says that a sync failed. What the disk has then nobody knows, and a second sync
+// may succeed though the first one lost what it was for; so there must be none.
+type syncError struct{ error }
+
+func (e *syncError) Unwrap() error { return e.error }
+
+func isSyncError(err error) bool {
+	_, ok := errors.AsType[*syncError](err)
+	return ok
+}
+
 // sync makes the bytes of a file durable, and its length.
 func (d *disk) sync(f *os.File, name string) error {
-	return d.do("sync", name, func() error { return syncData(f) })
+	if err := d.do("sync", name, func() error { return syncData(f) }); err != nil {
+		return &syncError{err}
+	}
+	return nil
 }
 
 // syncDir makes the names in a directory durable.
 func (d *disk) syncDir(name string) error {
-	return d.do("syncdir", name, func() error {
+	err := d.do("syncdir", name, func() error {
 		f, err := d.root.Open(name)
 		if err != nil {
 			return err
 		}
 		return errors.Join(syncNames(f), f.Close())
 	})
+	if err != nil {
+		return &syncError{err}
+	}
+	return nil
 }
 
 // mkdir makes a directory unless it exists.

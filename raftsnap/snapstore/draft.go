@@ -19,6 +19,7 @@ type Draft struct {
 	s    *Store
 	name string
 	done bool
+	lost error // of a sync that failed
 }
 
 // Draft begins a snapshot that is made here. Several may be under way at once.
@@ -43,12 +44,19 @@ func (d *Draft) Dir() string { return filepath.Join(d.s.dir, d.name, dataName) }
 
 // Commit reads the files, makes them durable and makes them a snapshot. What is neither a
 // file nor a directory is refused, and so is a file that changes meanwhile. If exactly this
-// snapshot is held already, that one is returned. After an error the draft is as it was.
+// snapshot is held already, that one is returned. After an error the draft is as it was and
+// Commit may be called again, unless a sync failed: that draft can only be given up.
 func (d *Draft) Commit(ctx context.Context, meta protocol.Meta, w *Work) (Held, error) {
 	if d.done {
 		return Held{}, fmt.Errorf("commit draft: %w", ErrClosed)
 	}
+	if d.lost != nil {
+		return Held{}, fmt.Errorf("commit draft of index %d: an earlier try failed: %w", meta.Index, d.lost)
+	}
 	held, err := d.commit(ctx, meta, w)
+	if isSyncError(err) {
+		d.lost = err
+	}
 	if err != nil {
 		return Held{}, fmt.Errorf("commit draft of index %d: %w", meta.Index, err)
 	}

@@ -102,7 +102,7 @@ func metaAt(index uint64) protocol.Meta {
 	}
 }
 
-// open opens a store whose resources end with the test.
+// openStore opens a store whose resources end with the test.
 func openStore(t testing.TB, dir string, opts *Options) *Store {
 	t.Helper()
 	if opts == nil {
@@ -114,7 +114,7 @@ func openStore(t testing.TB, dir string, opts *Options) *Store {
 	return s
 }
 
-// make makes a snapshot of a tree.
+// makeHeld makes a snapshot of a tree.
 func makeHeld(t testing.TB, s *Store, index uint64, tr tree) Held {
 	t.Helper()
 	d, err := s.Draft()
@@ -177,7 +177,7 @@ func transfer(t testing.TB, from, to *Store, id protocol.ID, extra ...string) (f
 	return fetched, reused
 }
 
-// ids returns the indexes of the held snapshots.
+// indexes returns the indexes of the held snapshots.
 func indexes(s *Store) []uint64 {
 	var list []uint64
 	for _, h := range s.List() {
@@ -201,15 +201,30 @@ func only(t testing.TB, dir string, want ...string) {
 	}
 }
 
-// tap counts operations of a store, and fails one: before it is done, or after.
+// When an operation fails: before anything of it was done, after all of it, or amid it.
+const (
+	atOnce = iota
+	afterAll
+	halfWay
+)
+
+// tap counts operations of a store, and fails one.
 type tap struct {
 	mu     sync.Mutex
 	n      int
-	failAt int // 0: none
+	dir    string // of the store
+	failAt int    // 0: none
+	when   int
 	err    error
-	done   bool
 	failed string
 	void   bool // the operation failed by itself
+}
+
+// arm makes the i-th operation from now on fail.
+func (tp *tap) arm(i int) {
+	tp.mu.Lock()
+	defer tp.mu.Unlock()
+	tp.n, tp.failAt = 0, i
 }
 
 func (tp *tap) around(op, name string, do func() error) error {
@@ -220,7 +235,10 @@ func (tp *tap) around(op, name string, do func() error) error {
 		tp.failed = op + " " + name
 	}
 	tp.mu.Unlock()
-	if hit && !tp.done {
+	if hit && tp.when == halfWay && op == "remove" {
+		behead(filepath.Join(tp.dir, name))
+	}
+	if hit && tp.when != afterAll {
 		return tp.err
 	}
 	err := do()
@@ -231,6 +249,16 @@ func (tp *tap) around(op, name string, do func() error) error {
 		}
 	}
 	return err
+}
+
+// behead removes one file below a directory, as a removal has that is interrupted.
+func behead(dir string) {
+	_ = filepath.WalkDir(dir, func(p string, d fs.DirEntry, err error) error {
+		if err != nil || d.IsDir() {
+			return err
+		}
+		return errors.Join(os.Remove(p), fs.SkipAll)
+	})
 }
 
 // meter counts the bytes that a Work was asked for.
@@ -289,11 +317,4 @@ func flip(t testing.TB, name string, at int64) {
 	p[0] ^= 0x40
 	_, err = f.WriteAt(p, at)
 	must(t, errors.Join(err, f.Close()))
-}
-
-// pieceOf makes the piece of a chunk of a manifest.
-func pieceOf(m *Manifest, file, chunk int) Piece {
-	e := &m.Index.Entries[file]
-	c := e.Chunks[chunk]
-	return Piece{File: file, Path: e.Path, Offset: c.Offset, Length: c.Length, Digest: c.Digest}
 }

@@ -4,8 +4,6 @@ import (
 	"bytes"
 	"encoding/json"
 	"fmt"
-	"strconv"
-	"strings"
 
 	"github.com/snapferry/snapferry/internal/frame"
 	"github.com/snapferry/snapferry/raftsnap/protocol"
@@ -192,25 +190,6 @@ func location(length uint32) snapshot.Location {
 // cells yields where the chunks of a file of some size begin and how long they are.
 func cells(size int64) func(yield func(int64, uint32) bool) {
 	return snapshot.Cut(size, []snapshot.Run{{Length: size}}, ChunkSize)
-}
-
-// dirName is the name of a snapshot's directory. Names sort by index, and no two snapshots
-// ever have the same (F42).
-func dirName(id protocol.ID) string {
-	return fmt.Sprintf("%016x-%016x-%s", id.Index, id.Term, id.Digest)
-}
-
-// parseName reads what dirName writes.
-func parseName(name string) (id protocol.ID, ok bool) {
-	f := strings.Split(name, "-")
-	if len(f) != 3 {
-		return id, false
-	}
-	var errs [3]error
-	id.Index, errs[0] = strconv.ParseUint(f[0], 16, 64)
-	id.Term, errs[1] = strconv.ParseUint(f[1], 16, 64)
-	id.Digest, errs[2] = snapshot.ParseDigest(f[2])
-	return id, errs == [3]error{} && dirName(id) == name
 }
 
 func corruptf(format string, args ...any) error {

@@ -72,7 +72,7 @@ func (p *Pin) Manifest() []byte { return p.manifest }
 func (p *Pin) Open(file int) (*os.File, int64, error) {
 	f, err := p.open(file)
 	if err != nil {
-		return nil, 0, fmt.Errorf("open file %d of snapshot %s: %w", file, dirName(p.id), err)
+		return nil, 0, fmt.Errorf("open file %d of snapshot %s: %w", file, p.id.Short(), err)
 	}
 	return f, p.index.Entries[file].Size, nil
 }

@@ -39,6 +39,7 @@ type Receipt struct {
 	byDigest map[snapshot.Digest][]uint32 // chunks by number
 	flush    errgroup.Group               // flushes complete files
 	journal  *os.File
+	maxOpen  int // files that stay open
 
 	life sync.RWMutex // held shared by what fills the receipt, and alone by what ends it
 	done bool         // guarded by life
@@ -61,7 +62,7 @@ const (
 	present       // in its file, and was verified
 )
 
-func receiptName(id protocol.ID) string { return path.Join(receiveName, dirName(id)) }
+func receiptName(id protocol.ID) string { return path.Join(receiveName, id.String()) }
 
 // Receive begins to receive the snapshot of a manifest, or goes on where an earlier receipt
 // of the same snapshot ended. A manifest that breaks a rule is ErrCorrupt; a snapshot that
@@ -74,7 +75,7 @@ func (s *Store) Receive(ctx context.Context, manifest []byte) (*Receipt, error) 
 	}
 	r, err := s.receive(ctx, m, manifest)
 	if err != nil {
-		return nil, fmt.Errorf("receive snapshot %s: %w", dirName(m.ID), err)
+		return nil, fmt.Errorf("receive snapshot %s: %w", m.ID.Short(), err)
 	}
 	return r, nil
 }
@@ -99,7 +100,7 @@ func (s *Store) receive(ctx context.Context, m *Manifest, manifest []byte) (*Rec
 }
 
 func newReceipt(s *Store, m *Manifest) *Receipt {
-	r := &Receipt{s: s, m: m, name: receiptName(m.ID), byEntry: map[int]*staged{}, byDigest: map[snapshot.Digest][]uint32{}}
+	r := &Receipt{s: s, m: m, name: receiptName(m.ID), maxOpen: maxOpen, byEntry: map[int]*staged{}, byDigest: map[snapshot.Digest][]uint32{}}
 	r.flush.SetLimit(flushers)
 	n := 0
 	for i := range m.Index.Entries {
@@ -303,13 +304,14 @@ func (r *Receipt) put(p Piece, data []byte) error {
 	return r.spread(places, data)
 }
 
-// spread writes verified bytes to all places that lack them.
+// spread writes verified bytes to all places that lack them. A place of another length is
+// the lie of a manifest: no bytes have two.
 func (r *Receipt) spread(places []uint32, data []byte) error {
 	for _, k := range places {
-		if !r.take(k) {
+		st, c := r.chunk(k)
+		if int(c.Length) != len(data) || !r.take(k) {
 			continue
 		}
-		st, c := r.chunk(k)
 		err := st.write(c.Offset, data)
 		if err == nil {
 			err = r.note(k)
@@ -343,12 +345,12 @@ func (r *Receipt) settle(st *staged, k uint32, ok bool) error {
 	whole, err := ok && st.left == 0, r.mu.err
 	r.mu.Unlock()
 	if whole && err == nil {
-		r.flush.Go(func() error { r.fail(st.finish()); return nil })
+		r.flush.Go(st.finish)
 	}
 	return err
 }
 
-// fail keeps the first error of a flush. What the disk has of that file then nobody knows.
+// fail keeps the first error of a flush: this receipt cannot be committed any more.
 func (r *Receipt) fail(err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

@@ -130,7 +130,3 @@ func (s *Store) prune(n int) error {
 	}
 	return err
 }
-
-func sortNewest(ids []protocol.ID) {
-	slices.SortFunc(ids, func(a, b protocol.ID) int { return cmp.Compare(dirName(b), dirName(a)) })
-}

@@ -35,7 +35,7 @@ func TestRetire(t *testing.T) {
 	if got := indexes(s); !slices.Equal(got, []uint64{2, 3, 5, 6}) {
 		t.Errorf("held %v", got)
 	}
-	only(t, s.dir, "LOCK", "quarantine", "receive", dirName(held[1].ID), dirName(held[2].ID), dirName(held[4].ID), dirName(held[5].ID))
+	only(t, s.dir, "LOCK", "quarantine", "receive", held[1].ID.String(), held[2].ID.String(), held[4].ID.String(), held[5].ID.String())
 	must(t, p1.Close())
 	if gone, err := s.Retire(nil); err != nil || !slices.Equal(gone, []protocol.ID{held[2].ID}) {
 		t.Errorf("removed %v, %v", gone, err)
@@ -131,8 +131,8 @@ func TestQuarantine(t *testing.T) {
 		t.Errorf("%+v", s.List())
 	}
 	dir := filepath.Join(s.dir, "quarantine")
-	only(t, dir, dirName(held[2].ID), dirName(held[3].ID))
-	why, err := os.ReadFile(filepath.Join(dir, dirName(held[3].ID), "why"))
+	only(t, dir, held[2].ID.String(), held[3].ID.String())
+	why, err := os.ReadFile(filepath.Join(dir, held[3].ID.String(), "why"))
 	if err != nil || string(why) != "reason 3\n" {
 		t.Errorf("%q, %v", why, err)
 	}
@@ -142,7 +142,7 @@ func TestQuarantine(t *testing.T) {
 	transfer(t, other, s, held[3].ID)
 	sameTree(t, s, held[3].ID, simple(3))
 	must(t, s.Quarantine(held[3].ID, "again"))
-	only(t, dir, dirName(held[2].ID), dirName(held[3].ID))
+	only(t, dir, held[2].ID.String(), held[3].ID.String())
 }
 
 // Receipts that nobody works on do not pile up, in a run or over restarts.
@@ -163,7 +163,7 @@ func TestIdleReceiptsAreBounded(t *testing.T) {
 	must(t, err)
 	list, err := os.ReadDir(filepath.Join(s.dir, "receive"))
 	must(t, err)
-	if len(list) != maxIdle+1 || list[0].Name() != dirName(busy.Held().ID) {
+	if len(list) != maxIdle+1 || list[0].Name() != busy.Held().ID.String() {
 		t.Errorf("%d receipts, first %s", len(list), list[0].Name())
 	}
 	must(t, busy.Close())

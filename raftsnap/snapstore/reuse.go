@@ -28,13 +28,13 @@ func (r *Receipt) Reuse(ctx context.Context, w *Work, extra ...string) (int64, e
 	r.life.RLock()
 	defer r.life.RUnlock()
 	if r.done {
-		return 0, fmt.Errorf("reuse for %s: %w", dirName(r.m.ID), ErrClosed)
+		return 0, fmt.Errorf("reuse for %s: %w", r.m.ID.Short(), ErrClosed)
 	}
 	before := r.presentBytes()
 	u := &reuse{r: r, s: r.s, work: w, buf: make([]byte, ChunkSize)}
 	err := u.run(ctx, extra)
 	if err != nil {
-		err = fmt.Errorf("reuse for %s: %w", dirName(r.m.ID), err)
+		err = fmt.Errorf("reuse for %s: %w", r.m.ID.Short(), err)
 	}
 	return r.presentBytes() - before, err
 }

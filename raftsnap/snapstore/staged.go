@@ -66,10 +66,22 @@ func (st *staged) giveBack() error {
 		return nil
 	case st.finished:
 		return st.closeLocked()
-	case st.r.countOpen(0) > maxOpen:
-		return errors.Join(st.r.s.disk.sync(st.f, st.name), st.closeLocked())
+	case st.r.countOpen(0) > st.r.maxOpen:
+		err := st.r.s.disk.sync(st.f, st.name)
+		if err != nil {
+			err = st.spoil(err)
+		}
+		return errors.Join(err, st.closeLocked())
 	}
 	return nil
+}
+
+// spoil ends a receipt that could not flush a file, and removes the file: what a later one
+// reads of it could come from memory and never have reached the disk.
+func (st *staged) spoil(err error) error {
+	err = errors.Join(err, st.r.s.disk.remove(st.name))
+	st.r.fail(err)
+	return err
 }
 
 func (st *staged) closeLocked() error {
@@ -90,12 +102,14 @@ func (st *staged) close() error {
 }
 
 // finish gives a file that has all its chunks its length, makes it durable and closes it.
+// Its error is kept by fail too.
 func (st *staged) finish() error {
 	if _, linked := st.source(); linked {
 		return nil
 	}
 	f, err := st.borrow()
 	if err != nil {
+		st.r.fail(err)
 		return err
 	}
 	disk := st.r.s.disk
@@ -105,6 +119,9 @@ func (st *staged) finish() error {
 	}
 	if err == nil {
 		err = disk.sync(f, st.name)
+	}
+	if err != nil {
+		err = st.spoil(err)
 	}
 	st.mu.Lock()
 	st.finished = true

@@ -51,7 +51,8 @@ var (
 	ErrClosed = sentinel.Closed
 )
 
-// What lies in the directory of a store, beside one directory for each snapshot.
+// What lies in the directory of a store, beside one directory for each snapshot that has
+// the snapshot's id as its name: no two ever have the same (F42).
 const (
 	lockName       = "LOCK"
 	receiveName    = "receive"    // receipts, one directory each
@@ -234,7 +235,7 @@ func (s *Store) List() []Held {
 }
 
 func (s *Store) sortedLocked() []*holding {
-	return slices.SortedFunc(maps.Values(s.mu.held), func(a, b *holding) int { return cmp.Compare(a.name, b.name) })
+	return slices.SortedFunc(maps.Values(s.mu.held), func(a, b *holding) int { return a.ID.Compare(b.ID) })
 }
 
 // Get returns a snapshot, or fs.ErrNotExist.
@@ -268,7 +269,7 @@ func (s *Store) findLocked(id protocol.ID) (*holding, error) {
 	}
 	h := s.mu.held[id]
 	if h == nil {
-		return nil, fmt.Errorf("%s: %w", dirName(id), fs.ErrNotExist)
+		return nil, fmt.Errorf("%s: %w", id.Short(), fs.ErrNotExist)
 	}
 	return h, nil
 }
@@ -324,25 +325,33 @@ func (s *Store) setMark(h *holding, entry int, m mark) {
 // back; then it is met as a snapshot, which it is, at the next Open. If the snapshot is
 // held by then, the directory is one too many.
 func (s *Store) publish(from string, m *Manifest, marks []mark) (Held, error) {
-	h := &holding{Held: Held{ID: m.ID, Meta: m.Meta, Bytes: m.Bytes()}, name: dirName(m.ID), index: m.Index, marks: marks}
+	h := &holding{Held: Held{ID: m.ID, Meta: m.Meta, Bytes: m.Bytes()}, name: m.ID.String(), index: m.Index, marks: marks}
 	err := s.disk.rename(from, h.name)
 	if errors.Is(err, fs.ErrExist) {
 		if twin, findErr := s.find(m.ID); findErr == nil {
 			return twin.Held, s.disk.discard(from)
 		}
 	}
-	if err != nil {
-		return Held{}, err
+	if err == nil {
+		err = s.disk.syncDir(".")
 	}
-	err = s.disk.syncDir(".")
 	if dir := path.Dir(from); err == nil && dir != "." {
 		err = s.disk.syncDir(dir)
 	}
 	if err != nil {
-		return Held{}, errors.Join(err, s.disk.rename(h.name, from))
+		return Held{}, errors.Join(err, s.unpublish(h.name, from))
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.mu.held[m.ID] = h
 	return h.Held, nil
+}
+
+// unpublish gives a directory its old name back, unless it has it.
+func (s *Store) unpublish(name, from string) error {
+	_, err := s.disk.lstat(from)
+	if errors.Is(err, fs.ErrNotExist) {
+		return s.disk.rename(name, from)
+	}
+	return err
 }

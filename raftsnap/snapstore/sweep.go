@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"path"
+	"slices"
 	"strings"
 
 	"github.com/snapferry/snapferry/raftsnap/protocol"
@@ -18,13 +19,13 @@ func (s *Store) sweep() error {
 	}
 	for _, entry := range list {
 		name := entry.Name()
-		id, isID := parseName(name)
+		id, idErr := protocol.ParseID(name)
 		switch {
 		case strings.HasPrefix(name, draftPrefix):
 			s.note("remove an unfinished draft", name, s.disk.discard(name))
 		case strings.HasPrefix(name, asidePrefix):
 			s.note("remove the rest of a removal", name, s.disk.remove(name))
-		case isID:
+		case idErr == nil:
 			s.load(id)
 		case name != lockName && name != receiveName && name != quarantineName:
 			s.opts.Logger.Warn("a foreign file lies in the snapshot store", "dir", s.dir, "name", name)
@@ -46,7 +47,7 @@ func (s *Store) note(what, name string, err error) {
 
 // load takes a snapshot in that lies in the directory.
 func (s *Store) load(id protocol.ID) {
-	name := dirName(id)
+	name := id.String()
 	m, err := s.readManifest(name, id)
 	if err == nil {
 		err = s.complete(name, m)
@@ -78,7 +79,7 @@ func (s *Store) readManifest(name string, id protocol.ID) (*Manifest, error) {
 		return nil, err
 	}
 	if m.ID != id {
-		return nil, corruptf("the manifest is that of %s", dirName(m.ID))
+		return nil, corruptf("the manifest is that of %s", m.ID.Short())
 	}
 	return m, nil
 }
@@ -104,11 +105,12 @@ func (s *Store) sweepReceipts() {
 	}
 	for _, entry := range list {
 		name := path.Join(receiveName, entry.Name())
-		id, ok := parseName(entry.Name())
-		if ok {
+		id, err := protocol.ParseID(entry.Name())
+		foreign := err != nil
+		if !foreign {
 			_, err = s.readManifest(name, id)
 		}
-		if !ok || errors.Is(err, ErrCorrupt) {
+		if foreign || errors.Is(err, ErrCorrupt) {
 			s.note("remove a receipt that is of no use", name, s.disk.discard(name))
 		}
 	}
@@ -142,11 +144,11 @@ func (s *Store) receipts() ([]protocol.ID, error) {
 	}
 	var ids []protocol.ID
 	for _, entry := range list {
-		if id, ok := parseName(entry.Name()); ok {
+		if id, err := protocol.ParseID(entry.Name()); err == nil {
 			ids = append(ids, id)
 		}
 	}
-	sortNewest(ids)
+	slices.SortFunc(ids, func(a, b protocol.ID) int { return b.Compare(a) })
 	return ids, nil
 }
 
@@ -158,7 +160,7 @@ func (s *Store) acquire(id protocol.ID) error {
 	case s.mu.closed:
 		return ErrClosed
 	case s.mu.busy[id]:
-		return fmt.Errorf("%w: %s is being received", ErrBusy, dirName(id))
+		return fmt.Errorf("%w: %s is being received", ErrBusy, id.Short())
 	}
 	s.mu.busy[id] = true
 	return nil

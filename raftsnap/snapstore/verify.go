@@ -23,7 +23,7 @@ func (s *Store) Verify(ctx context.Context, id protocol.ID, w *Work) error {
 		err = s.verify(ctx, h, w, nil)
 	}
 	if err != nil {
-		return fmt.Errorf("verify snapshot %s: %w", dirName(id), err)
+		return fmt.Errorf("verify snapshot %s: %w", id.Short(), err)
 	}
 	return nil
 }

@@ -1,6 +1,7 @@
 package snapstore
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -9,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
 
@@ -52,7 +54,7 @@ func (p *pair) reopen() {
 }
 
 func (p *pair) staging(name string) string {
-	return filepath.Join(p.to.dir, "receive", dirName(p.held.ID), name)
+	return filepath.Join(p.to.dir, "receive", p.held.ID.String(), name)
 }
 
 // chunky has several chunks in a file.
@@ -72,6 +74,7 @@ func TestResume(t *testing.T) {
 		must(t, r.Close())
 		must(t, r.Close())
 		p.reopen()
+		must(t, p.receive().Close()) // looks, and changes nothing
 		r = p.receive()
 		if reuse {
 			n, err := r.Reuse(t.Context(), nil)
@@ -88,7 +91,7 @@ func TestResume(t *testing.T) {
 		}
 		sameTree(t, p.to, p.held.ID, chunky())
 		only(t, filepath.Join(p.to.dir, "receive"))
-		only(t, filepath.Join(p.to.dir, dirName(p.held.ID)), "data", "manifest", "marks")
+		only(t, filepath.Join(p.to.dir, p.held.ID.String()), "data", "manifest", "marks")
 	}
 }
 
@@ -208,9 +211,125 @@ func TestConcurrentPuts(t *testing.T) {
 	}
 	wg.Wait()
 	pull(t, p.from, r, -1)
+	if err := r.flush.Wait(); err != nil || r.countOpen(0) > 0 {
+		t.Errorf("%d files are open, %v", r.countOpen(0), err)
+	}
 	_, err := r.Commit(t.Context())
 	must(t, err)
 	sameTree(t, p.to, p.held.ID, tr)
+}
+
+// A manifest that says one digest of two lengths is never fulfilled, and the right chunk is
+// not written over its bounds.
+func TestDigestOfTwoLengths(t *testing.T) {
+	data := noise(1, 100)
+	long, cut := file("a", data), file("b", data[:50])
+	cut.Chunks[0].Digest = long.Chunks[0].Digest
+	manifest, _, err := EncodeManifest(metaAt(1), &snapshot.Index{Entries: []snapshot.Entry{long, cut}})
+	must(t, err)
+	s := openStore(t, t.TempDir(), nil)
+	r, err := s.Receive(t.Context(), manifest)
+	must(t, err)
+	must(t, r.Put(r.Missing()[0], data))
+	wantErr(t, r.Put(r.Missing()[0], data[:50]), ErrCorrupt)
+	_, err = r.Commit(t.Context())
+	wantErr(t, err, ErrIncomplete)
+	must(t, r.Drop())
+}
+
+// While one sender writes a chunk, another with the same one has nothing to do: the chunk is
+// counted once, and the file flushed after all of them.
+func TestSamePieceAtOnce(t *testing.T) {
+	p := newPair(t, tree{"f": noise(7, ChunkSize+5)})
+	writes, began, release := 0, make(chan bool), make(chan bool)
+	s := openStore(t, t.TempDir(), &Options{Reserve: -1, around: func(op, name string, do func() error) error {
+		if op == "write" && strings.HasSuffix(name, "data/f") {
+			if writes++; writes == 1 {
+				close(began)
+				<-release
+			}
+		}
+		return do()
+	}})
+	r, err := s.Receive(t.Context(), p.manifest)
+	must(t, err)
+	piece := r.Missing()[0]
+	data, err := p.from.Chunk(piece.Digest)
+	must(t, err)
+	first := make(chan error)
+	go func() { first <- r.Put(piece, data) }()
+	<-began
+	must(t, r.Put(piece, data))
+	if writes != 1 {
+		t.Errorf("%d writes", writes)
+	}
+	close(release)
+	must(t, <-first)
+	must(t, r.Drop())
+}
+
+// Files that are too many to stay open are flushed and closed between two chunks.
+func TestFewOpenFiles(t *testing.T) {
+	tr := chunky()
+	tr["big2"] = noise(70, 2*ChunkSize)
+	p := newPair(t, tr)
+	r := p.receive()
+	r.maxOpen = 0
+	list := r.Missing()
+	for i := range list { // from both ends in turn
+		piece := list[i/2]
+		if i%2 == 1 {
+			piece = list[len(list)-1-i/2]
+		}
+		data, err := p.from.Chunk(piece.Digest)
+		must(t, err)
+		must(t, r.Put(piece, data))
+		if n := r.countOpen(0); n > flushers {
+			t.Errorf("%d files are open", n)
+		}
+	}
+	_, err := r.Commit(t.Context())
+	must(t, err)
+	sameTree(t, p.to, p.held.ID, tr)
+}
+
+// A Work that refuses, at any moment, ends Reuse with its error and loses nothing: what it
+// had not come to another Reuse brings.
+func TestReuseEnds(t *testing.T) {
+	p := newPair(t, chunky())
+	r := p.receive()
+	pull(t, p.from, r, 2*ChunkSize)
+	must(t, r.Close())
+	next := chunky()
+	next["big"] = append(slices.Clone(next["big"][:2*ChunkSize]), noise(99, 10)...)
+	second := makeHeld(t, p.from, 11, next)
+	transfer(t, p.from, p.to, makeHeld(t, p.from, 9, tree{"small": next["small"], "odd": append([]byte{1}, next["more/one"]...)}).ID)
+	state := t.TempDir()
+	tree{"one": next["more/one"]}.build(t, state)
+	refused := errors.New("refused")
+	for i, ended := int64(1), true; ended; i += 3 {
+		r, err := p.to.Receive(t.Context(), manifestOf(t, p.from, second.ID))
+		must(t, err)
+		var n atomic.Int64
+		w := &Work{Wait: func(context.Context, int) error {
+			if n.Add(1) >= i {
+				return refused
+			}
+			return nil
+		}}
+		if _, err = r.Reuse(t.Context(), w, state); err == nil {
+			ended = false
+		} else {
+			wantErr(t, err, refused)
+		}
+		if _, err = r.Reuse(t.Context(), nil, state); err != nil {
+			t.Fatalf("refused at %d: %v", i, err)
+		}
+		if got := r.presentBytes(); got != 3*ChunkSize+100 {
+			t.Errorf("refused at %d: %d bytes are here", i, got)
+		}
+		must(t, r.Close()) // the receipt of the first target has given what it had
+	}
 }
 
 // One receipt of a snapshot at a time; none of one that is held.
@@ -238,7 +357,7 @@ func TestCommitMeetsTwin(t *testing.T) {
 	if err != nil || got.ID != held.ID {
 		t.Fatalf("%v, %v", got.ID, err)
 	}
-	only(t, p.to.dir, "LOCK", "quarantine", "receive", dirName(held.ID))
+	only(t, p.to.dir, "LOCK", "quarantine", "receive", held.ID.String())
 	only(t, filepath.Join(p.to.dir, "receive"))
 	sameTree(t, p.to, held.ID, small())
 }
@@ -337,7 +456,7 @@ func TestReuseReceipt(t *testing.T) {
 	must(t, r.Close())
 	_, err = p.to.Retire(func(id protocol.ID) bool { return id == p.held.ID })
 	must(t, err)
-	only(t, filepath.Join(p.to.dir, "receive"), dirName(p.held.ID))
+	only(t, filepath.Join(p.to.dir, "receive"), p.held.ID.String())
 	_, err = p.to.Retire(nil)
 	must(t, err)
 	only(t, filepath.Join(p.to.dir, "receive"))

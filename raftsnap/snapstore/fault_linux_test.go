@@ -170,7 +170,7 @@ func (st *story) check(when, dir string) {
 	}
 	names := []string{"LOCK", "quarantine", "receive"}
 	for _, h := range s.List() {
-		names = append(names, dirName(h.ID))
+		names = append(names, h.ID.String())
 		if damaged, err := s.Scrub(st.Context(), nil); err != nil || len(damaged) > 0 {
 			st.Fatalf("%s: %v is damaged: %v", when, damaged, err)
 		}
@@ -179,14 +179,14 @@ func (st *story) check(when, dir string) {
 		if diff := cmp.Diff(st.all[h.ID.Index].want(), listing(st, at)); diff != "" {
 			st.Fatalf("%s: snapshot %d: %.1000s", when, h.ID.Index, diff)
 		}
-		only(st, filepath.Dir(at), present3(filepath.Dir(at))...)
+		only(st, filepath.Dir(at), besideData(filepath.Dir(at))...)
 	}
 	only(st, dir, names...)
 	only(st, filepath.Join(dir, quarantineName))
 }
 
-// present3 is what may lie beside the data of a snapshot: the marks may be lost.
-func present3(dir string) []string {
+// besideData is what may lie beside the data of a snapshot: the marks may be lost.
+func besideData(dir string) []string {
 	if _, err := os.Stat(filepath.Join(dir, marksName)); err != nil {
 		return []string{"data", "manifest"}
 	}
@@ -217,17 +217,17 @@ func memory(t testing.TB) string {
 	return dir
 }
 
-// Each operation on the disk fails once, as the first of it and as one that was done all
-// the same: the error is seen, nothing that was acknowledged is lost, nothing half done is
+// Each operation on the disk fails once, with nothing of it done, all of it, or half of a
+// removal: the error is seen, nothing that was acknowledged is lost, nothing half done is
 // a snapshot, and the next try succeeds (I11).
 func TestFaultSweep(t *testing.T) {
 	top := memory(t)
-	for _, done := range []bool{false, true} {
+	for _, mode := range []int{atOnce, afterAll, halfWay} {
 		for i := 1; ; i++ {
 			st := newStory(t)
 			dir := filepath.Join(top, "s")
 			must(t, os.RemoveAll(dir))
-			tp := &tap{failAt: i, err: unix.EIO, done: done}
+			tp := &tap{dir: dir, failAt: i, err: unix.EIO, when: mode}
 			err := st.run(dir, tp.around)
 			if tp.failed == "" {
 				must(t, err)
@@ -236,7 +236,10 @@ func TestFaultSweep(t *testing.T) {
 				}
 				break
 			}
-			when := fmt.Sprintf("%s (%d, done %v) failed", tp.failed, i, done)
+			if mode == halfWay && !strings.HasPrefix(tp.failed, "remove ") {
+				continue
+			}
+			when := fmt.Sprintf("%s (%d, mode %d) failed", tp.failed, i, mode)
 			if err == nil && len(st.notes) == 0 && !tp.void && !strings.HasSuffix(tp.failed, marksName) {
 				t.Fatalf("%s and nobody was told", when)
 			}
@@ -381,5 +384,136 @@ func TestCrashClones(t *testing.T) {
 				st.finish(when, filepath.Join(top, kind))
 			}
 		}
+	}
+}
+
+// Where the store goes on after a failure, the same draft or receipt can be committed by the
+// next try, save after a failed sync; and a transfer that could not begin leaves nothing.
+func TestTryAgain(t *testing.T) {
+	top := memory(t)
+	for _, mode := range []int{atOnce, afterAll} {
+		for i := 1; ; i++ {
+			dir := filepath.Join(top, "s")
+			must(t, os.RemoveAll(dir))
+			must(t, os.Mkdir(dir, 0o755))
+			tp := &tap{dir: dir, err: unix.EIO, when: mode}
+			st := newStory(t)
+			s := openStore(t, dir, &Options{Reserve: -1, around: tp.around})
+			d, err := s.Draft()
+			must(t, err)
+			st.all[1].build(t, d.Dir())
+			manifest := manifestOf(t, st.from, st.two.ID)
+			tp.arm(i)
+			if _, err = d.Commit(t.Context(), metaAt(1), nil); err != nil {
+				_, err = d.Commit(t.Context(), metaAt(1), nil)
+				if strings.HasPrefix(tp.failed, "sync") { // there is no second sync
+					wantErr(t, err, unix.EIO)
+					must(t, d.Abort())
+					makeHeld(t, s, 1, st.all[1])
+					err = nil
+				}
+				must(t, err)
+			}
+			r, err := s.Receive(t.Context(), manifest)
+			if err != nil {
+				wantErr(t, err, unix.EIO)
+				only(t, filepath.Join(dir, receiveName))
+				r, err = s.Receive(t.Context(), manifest)
+				must(t, err)
+			}
+			st.insist(s, r, manifest)
+			tp.arm(0)
+			for _, h := range s.List() {
+				sameTree(t, s, h.ID, st.all[h.ID.Index])
+			}
+			if got := indexes(s); !slices.Equal(got, []uint64{1, 2}) {
+				t.Fatalf("%s failed: held %v", tp.failed, got)
+			}
+			must(t, s.Close())
+			if tp.failed == "" {
+				break
+			}
+		}
+	}
+}
+
+// insist brings a receipt to its end, by beginning it again if it comes to that.
+func (st *story) insist(s *Store, r *Receipt, manifest []byte) {
+	st.Helper()
+	var err error
+	for range 3 {
+		if _, err = r.Reuse(st.Context(), nil); err == nil {
+			for _, p := range r.Missing() {
+				data, chunkErr := st.from.Chunk(p.Digest)
+				must(st, chunkErr)
+				err = errors.Join(err, r.Put(p, data))
+			}
+		}
+		if _, commitErr := r.Commit(st.Context()); commitErr == nil {
+			return
+		}
+		_ = r.Close() // it says what Commit has said
+		r, err = s.Receive(st.Context(), manifest)
+		must(st, err)
+	}
+	st.Fatalf("never committed: %v", err)
+}
+
+// A snapshot that cannot be moved to quarantine is out all the same, and when it is met
+// again at the next Open nothing of it is believed.
+func TestQuarantineFails(t *testing.T) {
+	s := openStore(t, t.TempDir(), &Options{Reserve: -1, around: func(op, name string, do func() error) error {
+		if op == "rename" && strings.HasPrefix(name, quarantineName) {
+			return unix.EIO
+		}
+		return do()
+	}})
+	d, err := s.Draft()
+	must(t, err)
+	small().build(t, d.Dir())
+	age(t, d.Dir())
+	held, err := d.Commit(t.Context(), metaAt(1), nil)
+	must(t, err)
+	victim := filepath.Join(s.dir, held.ID.String(), "data/a")
+	info, err := os.Stat(victim)
+	must(t, err)
+	flip(t, victim, 3)
+	must(t, os.Chtimes(victim, info.ModTime(), info.ModTime()))
+	wantErr(t, s.Quarantine(held.ID, "rotten"), unix.EIO)
+	if len(s.List()) != 0 {
+		t.Error("it is still held")
+	}
+	must(t, s.Close())
+	s = openStore(t, s.dir, nil)
+	wantErr(t, s.Verify(t.Context(), held.ID, nil), ErrCorrupt)
+}
+
+// What a failed sync was for is not believed by the next receipt, though reading it, out of
+// memory, gives the right bytes; and this one is not committed by trying again.
+func TestFailedSyncIsNotForgotten(t *testing.T) {
+	from := openStore(t, t.TempDir(), nil)
+	held := makeHeld(t, from, 1, tree{"f": noise(1, 5000), "g": noise(2, 6000)})
+	s := openStore(t, t.TempDir(), &Options{Reserve: -1, around: func(op, name string, do func() error) error {
+		if op == "sync" && strings.HasSuffix(name, "data/f") {
+			return unix.EIO
+		}
+		return do()
+	}})
+	r, err := s.Receive(t.Context(), manifestOf(t, from, held.ID))
+	must(t, err)
+	for _, p := range slices.Backward(r.Missing()) { // f last: from then on nothing is taken
+		data, err := from.Chunk(p.Digest)
+		must(t, err)
+		must(t, r.Put(p, data))
+	}
+	for range 2 {
+		_, err = r.Commit(t.Context())
+		wantErr(t, err, unix.EIO)
+	}
+	must(t, r.Close())
+	must(t, s.Close())
+	fetched, reused := transfer(t, from, openStore(t, s.dir, nil), held.ID)
+	if fetched != 5000 || reused != 6000 {
+		t.Errorf("fetched %d, reused %d", fetched, reused)
 	}
 }

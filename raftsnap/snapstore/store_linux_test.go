@@ -46,8 +46,8 @@ func TestMakeAndReceive(t *testing.T) {
 			t.Error(diff)
 		}
 		sameTree(t, again, held.ID, small())
-		only(t, s.dir, "LOCK", "quarantine", "receive", dirName(held.ID))
-		only(t, filepath.Join(s.dir, dirName(held.ID)), "data", "manifest", "marks")
+		only(t, s.dir, "LOCK", "quarantine", "receive", held.ID.String())
+		only(t, filepath.Join(s.dir, held.ID.String()), "data", "manifest", "marks")
 	}
 }
 
@@ -75,7 +75,7 @@ func TestSameStateSameID(t *testing.T) {
 	if again := makeHeld(t, a, 10, small()); again.ID != first.ID || len(a.List()) != 1 {
 		t.Errorf("made again: %+v of %+v", again, a.List())
 	}
-	only(t, a.dir, "LOCK", "quarantine", "receive", dirName(first.ID))
+	only(t, a.dir, "LOCK", "quarantine", "receive", first.ID.String())
 }
 
 // Sizes around the borders of chunks, and many small files.
@@ -169,6 +169,28 @@ func TestWriteInPlaceIsNoticed(t *testing.T) {
 	if !slices.Equal(damaged, []protocol.ID{first.ID}) {
 		t.Errorf("scrub found %v", damaged)
 	}
+}
+
+// A file that was young when it was read is read again by the next draft: a write within
+// the same tick of the clock might not show.
+func TestYoungFilesAreReadAgain(t *testing.T) {
+	s := openStore(t, t.TempDir(), nil)
+	first := makeHeld(t, s, 1, tree{"f": []byte("before")})
+	dir, err := s.Dir(first.ID)
+	must(t, err)
+	f := filepath.Join(dir, "f")
+	info, err := os.Stat(f)
+	must(t, err)
+	d, err := s.Draft()
+	must(t, err)
+	must(t, os.Mkdir(d.Dir(), 0o755))
+	must(t, os.Link(f, filepath.Join(d.Dir(), "f")))
+	must(t, os.WriteFile(f, []byte("behind"), 0o644))
+	must(t, os.Chtimes(f, info.ModTime(), info.ModTime()))
+	second, err := d.Commit(t.Context(), metaAt(2), nil)
+	must(t, err)
+	sameTree(t, s, second.ID, tree{"f": []byte("behind")})
+	wantErr(t, s.Verify(t.Context(), first.ID, nil), ErrCorrupt)
 }
 
 // A draft holds files and directories; everything else is refused by name, and nothing of
@@ -271,19 +293,19 @@ func TestSweep(t *testing.T) {
 	s := openStore(t, dir, nil)
 	held := makeHeld(t, s, 5, small())
 	must(t, s.Close())
-	name := dirName(held.ID)
+	name := held.ID.String()
 	tree{
 		"draft-x/data/f": []byte("f"), "drop-y/data/f": nil, "foreign/f": []byte("mine"), "note.txt": []byte("mine"),
-		"receive/nonsense/f": nil, "receive/" + dirName(protocol.ID{Term: 1, Index: 1}) + "/manifest": []byte("no"),
-		dirName(protocol.ID{Term: 2, Index: 2}) + "/data/f": []byte("no manifest"), name + "/journal": []byte("x"),
+		"receive/nonsense/f": nil, "receive/" + (protocol.ID{Term: 1, Index: 1}).String() + "/manifest": []byte("no"),
+		(protocol.ID{Term: 2, Index: 2}).String() + "/data/f": []byte("no manifest"), name + "/journal": []byte("x"),
 	}.build(t, dir)
 	s = openStore(t, dir, nil)
 	only(t, dir, "LOCK", "quarantine", "receive", name, "foreign", "note.txt")
 	only(t, filepath.Join(dir, "receive"))
-	only(t, filepath.Join(dir, "quarantine"), dirName(protocol.ID{Term: 2, Index: 2}))
+	only(t, filepath.Join(dir, "quarantine"), (protocol.ID{Term: 2, Index: 2}).String())
 	only(t, filepath.Join(dir, name), "data", "manifest", "marks")
 	sameTree(t, s, held.ID, small())
-	why, err := os.ReadFile(filepath.Join(dir, "quarantine", dirName(protocol.ID{Term: 2, Index: 2}), "why"))
+	why, err := os.ReadFile(filepath.Join(dir, "quarantine", (protocol.ID{Term: 2, Index: 2}).String(), "why"))
 	if err != nil || len(why) < 10 {
 		t.Errorf("%q, %v", why, err)
 	}
@@ -309,13 +331,13 @@ func TestOpenIsolatesDamage(t *testing.T) {
 			s := openStore(t, t.TempDir(), nil)
 			first, second := makeHeld(t, s, 5, small()), makeHeld(t, s, 6, small())
 			must(t, s.Close())
-			must(t, damage(filepath.Join(s.dir, dirName(first.ID))))
+			must(t, damage(filepath.Join(s.dir, first.ID.String())))
 			s = openStore(t, s.dir, nil)
 			if got := indexes(s); !slices.Equal(got, []uint64{6}) {
 				t.Fatalf("held %v", got)
 			}
 			sameTree(t, s, second.ID, small())
-			only(t, filepath.Join(s.dir, "quarantine"), dirName(first.ID))
+			only(t, filepath.Join(s.dir, "quarantine"), first.ID.String())
 		})
 	}
 }
@@ -327,7 +349,7 @@ func TestBitFlips(t *testing.T) {
 	for _, file := range files {
 		s := openStore(t, t.TempDir(), nil)
 		held := makeHeld(t, s, 5, small())
-		name := filepath.Join(s.dir, dirName(held.ID), file)
+		name := filepath.Join(s.dir, held.ID.String(), file)
 		flip(t, name, 2)
 		wantErr(t, s.Verify(t.Context(), held.ID, nil), ErrCorrupt)
 		flip(t, name, 2)
@@ -335,7 +357,7 @@ func TestBitFlips(t *testing.T) {
 	}
 	s := openStore(t, t.TempDir(), nil)
 	held := makeHeld(t, s, 5, small())
-	dir := filepath.Join(s.dir, dirName(held.ID))
+	dir := filepath.Join(s.dir, held.ID.String())
 	d := snapshot.Sum(small()["a"])
 	flip(t, filepath.Join(dir, "data/a"), 2)
 	if p, err := s.Chunk(d); err != nil || snapshot.Sum(p) != d { // z has it as well
@@ -347,6 +369,26 @@ func TestBitFlips(t *testing.T) {
 	flip(t, filepath.Join(dir, "manifest"), 100)
 	_, err = s.Pin(held.ID, "test")
 	wantErr(t, err, ErrCorrupt)
+}
+
+// Names that do not belong there are damage, though every digest is right.
+func TestVerifyComparesNames(t *testing.T) {
+	s := openStore(t, t.TempDir(), nil)
+	held := makeHeld(t, s, 5, small())
+	dir, err := s.Dir(held.ID)
+	must(t, err)
+	for _, make := range []func(name string) error{
+		func(name string) error { return os.WriteFile(name, nil, 0o644) },
+		func(name string) error { return os.Mkdir(name, 0o755) },
+		func(name string) error { return os.Symlink("a", name) },
+	} {
+		name := filepath.Join(dir, "d/extra")
+		must(t, make(name))
+		wantErr(t, s.Verify(t.Context(), held.ID, nil), ErrCorrupt)
+		must(t, os.Remove(name))
+	}
+	must(t, os.Remove(filepath.Join(dir, "b")))
+	wantErr(t, s.Verify(t.Context(), held.ID, nil), ErrCorrupt)
 }
 
 // Verify reads a file once, Scrub reads it always, and a damage that leaves size and times
@@ -368,7 +410,7 @@ func TestVerifyAndScrub(t *testing.T) {
 		}
 	}
 	verify(0) // Commit has read them
-	must(t, os.Remove(filepath.Join(s.dir, dirName(held.ID), marksName)))
+	must(t, os.Remove(filepath.Join(s.dir, held.ID.String(), marksName)))
 	must(t, s.Close())
 	s = openStore(t, s.dir, nil)
 	verify(670_005)
@@ -377,7 +419,7 @@ func TestVerifyAndScrub(t *testing.T) {
 	s = openStore(t, s.dir, nil)
 	verify(0) // written down
 
-	victim := filepath.Join(s.dir, dirName(held.ID), "data/a")
+	victim := filepath.Join(s.dir, held.ID.String(), "data/a")
 	info, err := os.Stat(victim)
 	must(t, err)
 	flip(t, victim, 1000)
@@ -447,7 +489,7 @@ func TestPin(t *testing.T) {
 		_, _, err := p.Open(n)
 		wantErr(t, err, fs.ErrNotExist)
 	}
-	must(t, os.Truncate(filepath.Join(s.dir, dirName(held.ID), "data/a"), 3))
+	must(t, os.Truncate(filepath.Join(s.dir, held.ID.String(), "data/a"), 3))
 	_, _, err = p.Open(0)
 	wantErr(t, err, ErrCorrupt)
 	must(t, p.Close())
