@@ -28,7 +28,7 @@ want = command -v $(1) >/dev/null || PATH=$$PATH:/usr/sbin:/sbin command -v $(1)
   { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends $(2) >/dev/null; } || \
   echo "$(1) is missing: the tests that use it are skipped"
 
-.PHONY: help build test test-all portable race chaos fuzz bench check clean
+.PHONY: help build test test-all portable race chaos fuzz bench bench-raft check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -60,7 +60,7 @@ race: ## the concurrent packages under the race detector, in their short form
 
 chaos: ## kill, crash, fault and model tests, ROUNDS times with new seeds
 	SNAPFERRY_LONG=1 SNAPFERRY_CHAOS=1 $(call limit,3600) $(GO) test -count=$(ROUNDS) -timeout 50m \
-	  -run 'Kill|Crash|Fault|Model|Chaos|Rival|Concurrent' $(PKG)
+	  -run 'Kill|Crash|Fault|Model|Chaos|Rival|Concurrent|Simulation|Random' $(PKG)
 
 fuzz: ## every fuzz target of the project for FUZZTIME each
 	@found=0
@@ -73,6 +73,9 @@ fuzz: ## every fuzz target of the project for FUZZTIME each
 
 bench: ## the table of speed and memory against cp and find; BENCH='-rows unchanged -scale 0.1'
 	$(GO) run ./bench $(BENCH)
+
+bench-raft: ## Raft groups and transfers against etcd and plain HTTP; BENCH='-rows commits -scale 0.1'
+	$(GO) run ./bench/raft $(BENCH)
 
 check: ## format, vet, staticcheck and the house rules
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt these files:"; echo "$$unformatted"; exit 1; }

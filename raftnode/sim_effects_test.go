@@ -191,7 +191,7 @@ func (n *simNode) rot() {
 	}
 	id := ids[n.s.rng.IntN(len(ids))]
 	n.s.logf("%s: snapshot %d rots", n.name, id.Index)
-	n.store[id].damaged = true
+	n.store[id].damaged, n.rotten = true, true
 	if n.up && n.s.chance(0.5) { // a scrub finds it
 		delete(n.store, id)
 		n.later(0, func() { n.step(protocol.Damaged{ID: id}) })

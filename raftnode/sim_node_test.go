@@ -31,6 +31,7 @@ type simNode struct {
 	staging map[protocol.ID]int // pieces received
 	full    bool
 	removed bool
+	rotten  bool // a snapshot has rotted here
 
 	// What does not.
 	up      bool
@@ -314,7 +315,12 @@ func (n *simNode) applyAll() {
 	works := n.works
 	n.works, n.busy = nil, false
 	for _, w := range works {
-		if err := n.applier.do(w); err != nil {
+		if err := n.applier.do(w); err != nil && w.install != nil && n.rotten {
+			// It rotted on the way into Raft: the member stops, and fetches one when it starts.
+			n.crash()
+			n.s.after(time.Second, n.start)
+			return
+		} else if err != nil {
 			n.s.fail("%s: apply: %v", n.name, err)
 			return
 		}
