@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -24,11 +25,14 @@ func (n *Node) AddLearner(ctx context.Context, name, url string) (protocol.Membe
 	if err != nil {
 		return protocol.Member{}, wrap("add learner", name, err)
 	}
+	if err := errors.Join(peer.CheckName(name), n.mayLead()); err != nil {
+		return protocol.Member{}, wrap("add learner", name, err)
+	}
 	if r, err := n.find(name); err == nil && r.URL == url {
 		return r, nil
 	}
 	r := protocol.Member{ID: peer.NewID(), Name: name, URL: url}
-	err = n.changeMembers(ctx, pb.ConfChangeAddLearnerNode, r)
+	err = n.changeMembers(ctx, pb.ConfChangeAddLearnerNode, r, 0)
 	return r, wrap("add learner", name, err)
 }
 
@@ -42,8 +46,12 @@ func (n *Node) Promote(ctx context.Context, name string) error {
 	if n.votes(r.ID) {
 		return nil
 	}
+	if err := n.mayLead(); err != nil {
+		return wrap("promote", name, err)
+	}
+	match := n.view.Load().Commit
 	for {
-		err := n.changeMembers(ctx, pb.ConfChangeAddNode, r)
+		err := n.changeMembers(ctx, pb.ConfChangeAddNode, r, match)
 		if !errors.Is(err, errNotYet) && !errors.Is(err, ErrBusy) {
 			return wrap("promote", name, err)
 		}
@@ -59,7 +67,7 @@ func (n *Node) Promote(ctx context.Context, name string) error {
 func (n *Node) Remove(ctx context.Context, name string) error {
 	r, err := n.find(name)
 	if err == nil {
-		err = n.changeMembers(ctx, pb.ConfChangeRemoveNode, r)
+		err = n.changeMembers(ctx, pb.ConfChangeRemoveNode, r, 0)
 	}
 	return wrap("remove", name, err)
 }
@@ -80,9 +88,22 @@ func (n *Node) TransferLeader(ctx context.Context, name string) error {
 		})
 	}
 	if err == nil {
-		err = n.leading.wait(ctx, n.ending, func(l leadership) bool { return l.leader == r.ID })
+		err = n.led(ctx, r.ID)
 	}
 	return wrap("transfer leadership to", name, err)
+}
+
+// led waits until a member leads. Raft gives a transfer up after an election timeout,
+// without a word.
+func (n *Node) led(ctx context.Context, id uint64) error {
+	ctx, cancel := context.WithTimeoutCause(ctx, 2*time.Duration(n.opts.ElectionTicks)*n.opts.Tick,
+		fmt.Errorf("it did not take over: %w", ErrBusy))
+	defer cancel()
+	defer context.AfterFunc(n.life, cancel)()
+	if err := n.leading.wait(ctx, func(l leadership) bool { return l.leader == id }); err != nil {
+		return context.Cause(ctx)
+	}
+	return nil
 }
 
 // Snapshot asks for a snapshot that has all that is applied here, and returns when one is
@@ -97,16 +118,11 @@ func (n *Node) Snapshot(ctx context.Context) (protocol.ID, error) {
 
 func (n *Node) votes(id uint64) bool {
 	conf := n.conf.Load()
-	for _, v := range conf.Voters {
-		if v == id {
-			return true
-		}
-	}
-	return false
+	return conf != nil && slices.Contains(conf.Voters, id)
 }
 
 // changeMembers proposes a change and returns when it is committed here.
-func (n *Node) changeMembers(ctx context.Context, kind pb.ConfChangeType, r protocol.Member) error {
+func (n *Node) changeMembers(ctx context.Context, kind pb.ConfChangeType, r protocol.Member, match uint64) error {
 	if err := n.mayLead(); err != nil {
 		return err
 	}
@@ -121,13 +137,19 @@ func (n *Node) changeMembers(ctx context.Context, kind pb.ConfChangeType, r prot
 		n.mu.Unlock()
 	}()
 
-	if err := n.onLoop(ctx, func() error { return n.member.proposeConf(kind, c) }); err != nil {
+	err := n.onLoop(ctx, func() error { return n.member.proposeConf(kind, c, match) })
+	if errors.Is(err, ErrClosed) || err != nil && err == ctx.Err() {
+		return fmt.Errorf("%w: %w", ErrUnknown, err) // it may have been proposed
+	}
+	if err != nil {
 		return err
 	}
 	select {
 	case err := <-done:
 		return err
-	case <-n.ending:
+	case <-n.life.Done():
+		return ErrUnknown
+	case <-time.After(confPatience): // Raft has dropped it, or has no majority
 		return ErrUnknown
 	case <-ctx.Done():
 		return fmt.Errorf("%w: %w", ErrUnknown, ctx.Err())
@@ -158,9 +180,32 @@ func (n *Node) failChanges(err error) {
 	}
 }
 
-// membersChanged brings the transport and everybody who asks up to date.
+// membersChanged brings everybody who asks up to date, on the loop; keepTable does the
+// rest.
 func (n *Node) membersChanged(rows []protocol.Member) {
 	n.stale = true
+	conf := fromConfState(n.member.conf)
+	n.conf.Store(&conf)
 	n.rows.Store(&rows)
-	n.transport.SetMembers(rows)
+	select {
+	case n.tableChanged <- struct{}{}:
+	default:
+	}
+}
+
+// keepTable brings the transport and the file up to date, off the loop because both may
+// have to wait for the disk.
+func (n *Node) keepTable() {
+	for {
+		select {
+		case <-n.life.Done():
+			return
+		case <-n.tableChanged:
+		}
+		rows := *n.rows.Load()
+		n.transport.SetMembers(rows)
+		if err := n.door.SaveTable(rows); err != nil {
+			n.opts.Logger.Error("member table was not saved", "err", err)
+		}
+	}
 }

@@ -156,6 +156,9 @@ func (a *applier) freeze(dir string) (protocol.Meta, error) {
 	if index <= bootIndex {
 		return protocol.Meta{}, errors.New("nothing is applied yet")
 	}
+	if id, ok := unnamed(a.conf, a.table); ok {
+		return protocol.Meta{}, fmt.Errorf("member %d has no row in the member table", id)
+	}
 	if err := a.sm.Snapshot(dir); err != nil {
 		return protocol.Meta{}, err
 	}

@@ -75,7 +75,7 @@ func TestFailedFsyncStopsTheMember(t *testing.T) {
 	if err := n.Start(t.Context(), func(string) (StateMachine, error) { return &counter{}, nil }); err != nil {
 		t.Fatal(err)
 	}
-	if err := n.leading.wait(t.Context(), n.ending, func(l leadership) bool { return l.role == protocol.Leader }); err != nil {
+	if err := n.leading.wait(t.Context(), func(l leadership) bool { return l.role == protocol.Leader }); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := n.Propose(t.Context(), []byte("before")); err != nil {

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io"
+	"log"
 	"log/slog"
 	"net"
 	"net/http"
@@ -20,6 +22,7 @@ import (
 type group struct {
 	t       *testing.T
 	tune    func(*raftnode.Options)
+	tls     *raftnode.TLS
 	initial map[string]string
 	members map[string]*testMember
 }
@@ -27,6 +30,7 @@ type group struct {
 // testMember is a member and what it is served by.
 type testMember struct {
 	name, dir, addr string
+	scheme          string
 	node            *raftnode.Node
 	sm              *kv
 	server          *http.Server
@@ -38,7 +42,12 @@ const patience = 60 * time.Second
 // newGroup starts n members m1, m2, … and waits for a leader.
 func newGroup(t *testing.T, n int, tune func(*raftnode.Options)) *group {
 	t.Helper()
-	g := &group{t: t, tune: tune, initial: map[string]string{}, members: map[string]*testMember{}}
+	return newGroupWith(t, n, tune, nil)
+}
+
+func newGroupWith(t *testing.T, n int, tune func(*raftnode.Options), tls *raftnode.TLS) *group {
+	t.Helper()
+	g := &group{t: t, tune: tune, tls: tls, initial: map[string]string{}, members: map[string]*testMember{}}
 	for i := range n {
 		m := g.prepare(fmt.Sprintf("m%d", i+1))
 		g.initial[m.name] = m.url()
@@ -66,19 +75,30 @@ func (g *group) prepare(name string) *testMember {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	m := &testMember{name: name, dir: g.t.TempDir(), addr: l.Addr().String()}
+	m := &testMember{name: name, dir: g.t.TempDir(), addr: l.Addr().String(), scheme: "http"}
+	if g.tls != nil {
+		m.scheme = "https"
+	}
 	l.Close()
 	g.members[name] = m
 	return m
 }
 
-func (m *testMember) url() string { return "http://" + m.addr }
+func (m *testMember) url() string { return m.scheme + "://" + m.addr }
 
 // start runs a member on its directory.
 func (g *group) start(m *testMember, join []string) {
 	g.t.Helper()
+	if err := g.tryStart(m, join, patience, openKV); err != nil {
+		g.t.Errorf("start %s: %v", m.name, err)
+	}
+}
+
+// tryStart serves and starts a member, and returns what Start says.
+func (g *group) tryStart(m *testMember, join []string, limit time.Duration, open func(string) (raftnode.StateMachine, error)) error {
+	g.t.Helper()
 	opts := raftnode.Options{
-		Name: m.name, Dir: m.dir, URL: m.url(), InitialCluster: g.initial, Join: join, Insecure: true,
+		Name: m.name, Dir: m.dir, URL: m.url(), InitialCluster: g.initial, Join: join, Insecure: g.tls == nil, TLS: g.tls,
 		Tick: 20 * time.Millisecond, Logger: logger(m.name),
 	}
 	if len(join) > 0 {
@@ -89,32 +109,36 @@ func (g *group) start(m *testMember, join []string) {
 	}
 	node, err := raftnode.New(opts)
 	if err != nil {
-		g.t.Errorf("new %s: %v", m.name, err)
-		return
+		return err
 	}
 	m.node = node
 	l, err := net.Listen("tcp", m.addr)
 	if err != nil {
-		g.t.Errorf("listen for %s: %v", m.name, err)
-		return
+		return err
 	}
-	m.server = &http.Server{Handler: node.Handler()}
+	m.server = &http.Server{Handler: node.Handler(), ErrorLog: log.New(io.Discard, "", 0)}
 	if err := raftnode.ConfigureServer(m.server, opts.TLS); err != nil {
-		g.t.Errorf("configure server: %v", err)
+		return err
 	}
-	m.served.Go(func() { _ = m.server.Serve(l) })
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	m.served.Go(func() {
+		if g.tls != nil {
+			_ = m.server.ServeTLS(l, "", "")
+			return
+		}
+		_ = m.server.Serve(l)
+	})
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
-	err = node.Start(ctx, func(dir string) (raftnode.StateMachine, error) {
-		sm, err := openKV(dir)
-		if err == nil {
-			m.sm = sm.(*kv)
+	return node.Start(ctx, func(dir string) (raftnode.StateMachine, error) {
+		sm, err := open(dir)
+		switch sm := sm.(type) {
+		case *kv:
+			m.sm = sm
+		case durableKV:
+			m.sm = sm.kv
 		}
 		return sm, err
 	})
-	if err != nil {
-		g.t.Errorf("start %s: %v", m.name, err)
-	}
 }
 
 // logger is quiet unless the test is asked to talk.

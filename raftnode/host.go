@@ -16,6 +16,13 @@ var _ raftsnap.Host = host{}
 func (h host) View() protocol.View {
 	v := *h.n.view.Load()
 	v.Applied = max(v.Applied, h.n.applier.applied.Load())
+	v.Peers = slices.Clone(v.Peers)
+	for i := range v.Peers {
+		v.Peers[i].Incarnation = h.n.door.Incarnation(v.Peers[i].ID)
+	}
+	if h.n.life.Err() != nil {
+		v.Role, v.Leader = protocol.Follower, 0
+	}
 	return v
 }
 

@@ -14,6 +14,7 @@ type mailbox struct {
 	mu     sync.Mutex
 	closed bool
 	mail
+	messageBytes, proposalBytes int // of what is in mail
 }
 
 // mail is what the loop takes out.
@@ -28,8 +29,11 @@ type mail struct {
 
 // Bounds of what waits. Raft sends again what is dropped; who proposes is told.
 const (
-	maxMessages  = 16 << 10
-	maxProposals = 64 << 10
+	maxMessages      = 16 << 10
+	maxMessageBytes  = 256 << 20
+	maxProposals     = 64 << 10
+	maxProposalBytes = 64 << 20
+	maxReads         = 64 << 10
 )
 
 func newMailbox() *mailbox { return &mailbox{wake: make(chan struct{}, 1)} }
@@ -58,27 +62,36 @@ func (b *mailbox) nudge() {
 }
 
 func (b *mailbox) message(m *pb.Message) {
+	size := work{entries: m.GetEntries()}.bytes()
 	_ = b.put(func(in *mail) bool {
-		if len(in.messages) >= maxMessages {
+		if len(in.messages) >= maxMessages || b.messageBytes+size > maxMessageBytes {
 			return false
 		}
 		in.messages = append(in.messages, m)
+		b.messageBytes += size
 		return true
 	})
 }
 
 func (b *mailbox) proposal(k proposalKey, data []byte) error {
 	return b.put(func(in *mail) bool {
-		if len(in.proposals) >= maxProposals {
+		if len(in.proposals) >= maxProposals || b.proposalBytes+len(data) > maxProposalBytes {
 			return false
 		}
 		in.proposals, in.keys = append(in.proposals, data), append(in.keys, k)
+		b.proposalBytes += len(data)
 		return true
 	})
 }
 
 func (b *mailbox) read(r *read) error {
-	return b.put(func(in *mail) bool { in.reads = append(in.reads, r); return true })
+	return b.put(func(in *mail) bool {
+		if len(in.reads) >= maxReads {
+			return false
+		}
+		in.reads = append(in.reads, r)
+		return true
+	})
 }
 
 func (b *mailbox) task(f func()) error {
@@ -90,7 +103,7 @@ func (b *mailbox) take() mail {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	m := b.mail
-	b.mail = mail{}
+	b.mail, b.messageBytes, b.proposalBytes = mail{}, 0, 0
 	return m
 }
 
@@ -109,7 +122,7 @@ type pipe struct {
 	mu     sync.Mutex
 	more   sync.Cond
 	queue  []work
-	bytes  int
+	bytes  int // of everything that is not done
 	closed bool
 }
 
@@ -142,8 +155,15 @@ func (p *pipe) take() []work {
 		return nil
 	}
 	q := p.queue
-	p.queue, p.bytes = nil, 0
+	p.queue = nil
 	return q
+}
+
+// done says that a piece of work no longer takes memory.
+func (p *pipe) done(w work) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.bytes -= w.bytes()
 }
 
 func (p *pipe) waiting() int {

@@ -1,6 +1,7 @@
 package raftnode
 
 import (
+	"cmp"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -77,6 +78,7 @@ type member struct {
 	holders  []uint64    // members that hold it
 	handing  *handing    // the install that Raft is being given
 	pace     pace
+	err      error // final: the log has failed
 }
 
 // handing is a snapshot on its way into Raft.
@@ -161,8 +163,11 @@ func (m *member) tick() error {
 	return m.compact()
 }
 
-// step takes a message from another member.
+// step takes a message from another member. An error is about the message only.
 func (m *member) step(msg *pb.Message) error {
+	if !welcome(msg) {
+		return fmt.Errorf("%v is not for members to send", msg.GetType())
+	}
 	if msg.GetType() == pb.MsgSnap {
 		return m.stepSnapshot(msg)
 	}
@@ -171,6 +176,20 @@ func (m *member) step(msg *pb.Message) error {
 		return nil // of a member that was removed, say
 	}
 	return err
+}
+
+// welcome keeps out what no member of ours ever sends. Proposals and changes of the
+// membership are checked where they are made, which is at the leader, and what is
+// malformed would make Raft panic.
+func welcome(msg *pb.Message) bool {
+	switch msg.GetType() {
+	case pb.MsgProp, pb.MsgReadIndex, pb.MsgReadIndexResp, pb.MsgTransferLeader, pb.MsgForgetLeader:
+		return false
+	case pb.MsgHeartbeatResp:
+		n := len(msg.GetContext())
+		return n == 0 || n == 8
+	}
+	return true
 }
 
 // unreachable says that a message to a member was not sent.
@@ -214,8 +233,16 @@ func (m *member) readIndex(number uint64) error {
 }
 
 // drain does everything that Raft has ready, in the order that its documentation and R8
-// ask for. An error is final: the log can no longer be trusted to be durable.
+// ask for. An error is final, and returned ever after: the log can no longer be trusted
+// to be durable.
 func (m *member) drain() error {
+	if m.err == nil {
+		m.err = m.drainAll()
+	}
+	return m.err
+}
+
+func (m *member) drainAll() error {
 	for m.rn.HasReady() {
 		rd := m.rn.Ready()
 		if rd.SoftState != nil {
@@ -343,12 +370,7 @@ func (m *member) roleOf(s raft.StateType) protocol.Role {
 
 // members returns the member table, sorted by id.
 func (m *member) members() []protocol.Member {
-	return slices.SortedFunc(maps.Values(m.table), func(a, b protocol.Member) int {
-		if a.ID < b.ID {
-			return -1
-		}
-		return 1
-	})
+	return slices.SortedFunc(maps.Values(m.table), func(a, b protocol.Member) int { return cmp.Compare(a.ID, b.ID) })
 }
 
 func (m *member) firstIndex() uint64 {

@@ -172,7 +172,7 @@ func recordAt(t *testing.T, m *member, index uint64, conf protocol.Conf) (*proto
 	if err != nil {
 		t.Fatal(err)
 	}
-	meta := protocol.Meta{Group: "g", Term: term, Index: index, Conf: conf}
+	meta := protocol.Meta{Group: "g", Term: term, Index: index, Conf: conf, Members: m.members()}
 	return m.record(protocol.ID{Term: term, Index: index, Digest: [32]byte{1}}, meta, m.delivered, []uint64{1, 2})
 }
 
@@ -245,6 +245,7 @@ func TestRecordRefusals(t *testing.T) {
 		{"another term", protocol.Meta{Group: "g", Term: m.term + 1, Index: 30, Conf: conf}, 50, protocol.Forked},
 		{"the boot record", protocol.Meta{Group: "g", Term: bootTerm, Index: bootIndex, Conf: conf}, 50, protocol.NotNeeded},
 	} {
+		tc.meta.Members = m.members()
 		refusal, err := m.record(protocol.ID{Digest: [32]byte{1}}, tc.meta, tc.applied, nil)
 		if err != nil || refusal == nil || refusal.Kind != tc.want {
 			t.Errorf("%s: %v, %v; want %v", tc.name, refusal, err, tc.want)
@@ -260,7 +261,7 @@ func TestStaleEnvelope(t *testing.T) {
 	m, out := newTestMember(t, three)
 	lead(t, m)
 	e := protocol.Envelope{From: 2, Term: m.term - 1, SnapTerm: 1, SnapIndex: 500}
-	meta := protocol.Meta{Group: "g", Term: 1, Index: 500, Conf: fromConfState(three)}
+	meta := protocol.Meta{Group: "g", Term: 1, Index: 500, Conf: fromConfState(three), Members: m.members()}
 	refusal, err := m.install(e, protocol.ID{}, meta, "", nil)
 	if err != nil || refusal == nil || refusal.Kind != protocol.StaleTerm {
 		t.Errorf("%v, %v; want stale term", refusal, err)
@@ -280,7 +281,7 @@ func TestChangesOneAtATime(t *testing.T) {
 	m, _ := newTestMember(t, three)
 	lead(t, m)
 	add := func(id uint64, name string) error {
-		return m.proposeConf(pb.ConfChangeAddLearnerNode, change{Request: name, Member: protocol.Member{ID: id, Name: name, URL: name}})
+		return m.proposeConf(pb.ConfChangeAddLearnerNode, change{Request: name, Member: protocol.Member{ID: id, Name: name, URL: name}}, 0)
 	}
 	if err := add(4, "d"); err != nil {
 		t.Fatal(err)
@@ -289,7 +290,7 @@ func TestChangesOneAtATime(t *testing.T) {
 		t.Error("a second change is proposed before the first is committed")
 	}
 	acknowledge(t, m, 2)
-	if err := m.proposeConf(pb.ConfChangeAddNode, change{Member: protocol.Member{ID: 4}}); err == nil {
+	if err := m.proposeConf(pb.ConfChangeAddNode, change{Member: protocol.Member{ID: 4}}, 1000); err == nil {
 		t.Error("a learner that has nothing is promoted")
 	}
 	if err := add(5, "e"); err != nil {

@@ -33,7 +33,9 @@ type change struct {
 
 // proposeConf proposes one change. Another one that is on its way is ErrBusy: changes go
 // one at a time and never jointly (R12).
-func (m *member) proposeConf(kind pb.ConfChangeType, c change) error {
+//
+// match is what a learner must have to be promoted.
+func (m *member) proposeConf(kind pb.ConfChangeType, c change, match uint64) error {
 	if m.role != protocol.Leader {
 		return m.notLeader()
 	}
@@ -43,16 +45,16 @@ func (m *member) proposeConf(kind pb.ConfChangeType, c change) error {
 	if m.pendingConf > m.delivered {
 		return fmt.Errorf("another change is not committed yet: %w", ErrBusy)
 	}
-	if err := m.checkConf(kind, c.Member); err != nil {
+	if err := m.checkConf(kind, c.Member, match); err != nil {
 		return err
 	}
-	context, err := json.Marshal(c)
+	about, err := json.Marshal(c)
 	if err != nil {
 		return err
 	}
 	cc := &pb.ConfChangeV2{
 		Changes: []*pb.ConfChangeSingle{{Type: kind.Enum(), NodeId: &c.Member.ID}},
-		Context: context,
+		Context: about,
 	}
 	if err := m.rn.ProposeConfChange(cc); err != nil {
 		if errors.Is(err, raft.ErrProposalDropped) {
@@ -65,7 +67,7 @@ func (m *member) proposeConf(kind pb.ConfChangeType, c change) error {
 }
 
 // checkConf refuses a change that makes no sense or is not safe now.
-func (m *member) checkConf(kind pb.ConfChangeType, r protocol.Member) error {
+func (m *member) checkConf(kind pb.ConfChangeType, r protocol.Member, match uint64) error {
 	voters := m.conf.GetVoters()
 	switch kind {
 	case pb.ConfChangeAddLearnerNode:
@@ -79,17 +81,17 @@ func (m *member) checkConf(kind pb.ConfChangeType, r protocol.Member) error {
 			return fmt.Errorf("it is the only voter: %w", ErrConflict)
 		}
 	case pb.ConfChangeAddNode:
-		return m.caughtUp(r.ID)
+		return m.caughtUp(r.ID, match)
 	}
 	return nil
 }
 
-// caughtUp reports whether a learner replicates and has all that is committed (R12).
-func (m *member) caughtUp(id uint64) error {
-	commit := m.rn.BasicStatus().HardState.GetCommit()
+// caughtUp reports whether a learner replicates and has all that was committed at the
+// request (R12).
+func (m *member) caughtUp(id, match uint64) error {
 	err := errNotYet
 	m.rn.WithProgress(func(peer uint64, _ raft.ProgressType, pr tracker.Progress) {
-		if peer == id && pr.State == tracker.StateReplicate && pr.Match >= commit {
+		if peer == id && pr.State == tracker.StateReplicate && pr.Match >= match {
 			err = nil
 		}
 	})
@@ -100,15 +102,15 @@ func (m *member) caughtUp(id uint64) error {
 func (m *member) applyConf(e *pb.Entry) error {
 	var cc pb.ConfChangeV2
 	var old pb.ConfChange
-	var any pb.ConfChangeI = &cc
+	var either pb.ConfChangeI = &cc
 	message := proto.Message(&cc)
 	if e.GetType() == pb.EntryConfChange {
-		any, message = &old, &old
+		either, message = &old, &old
 	}
 	if err := proto.Unmarshal(e.GetData(), message); err != nil {
 		return fmt.Errorf("entry %d: change of the membership: %w: %v", e.GetIndex(), ErrCorrupt, err)
 	}
-	v2 := any.AsV2()
+	v2 := either.AsV2()
 	var c change
 	if len(v2.GetContext()) > 0 {
 		if err := json.Unmarshal(v2.GetContext(), &c); err != nil {
@@ -119,7 +121,9 @@ func (m *member) applyConf(e *pb.Entry) error {
 	for _, single := range v2.GetChanges() {
 		m.applySingle(single, c.Member, e.GetIndex())
 	}
-	m.pendingConf = 0
+	if m.pendingConf == math.MaxUint64 {
+		m.pendingConf = 0
+	}
 	m.out.Members(m.members())
 	if m.role == protocol.Leader && len(m.table) > 1 {
 		m.wantFor(v2.GetChanges(), e.GetIndex())

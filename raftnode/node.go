@@ -51,16 +51,21 @@ type Node struct {
 	view    atomic.Pointer[protocol.View]
 	conf    atomic.Pointer[protocol.Conf]
 	rows    atomic.Pointer[[]protocol.Member]
-	leading changed[leadership]
+	leading latest
+
+	tableChanged chan struct{} // one slot
 
 	mu      sync.Mutex // guards the fields below
 	changes map[string]chan error
 	err     error
 
-	once    sync.Once
-	ending  chan struct{} // closed when the node begins to stop
-	stopped chan struct{} // closed when Done may be reported
+	once    sync.Once       // of stop
+	life    context.Context // ends when the node begins to stop
+	end     context.CancelFunc
+	start   sync.Mutex // held by Start, and by Close when it has ended
+	started bool
 	owned   sync.WaitGroup
+	closing func() error // what Close does, once
 }
 
 // leadership is who leads, as the loop saw it last.
@@ -73,8 +78,8 @@ type leadership struct {
 // the others need to start.
 func New(opts Options) (*Node, error) {
 	opts = opts.withDefaults()
-	if opts.Name == "" || opts.Dir == "" || opts.URL == "" {
-		return nil, wrap("open member", opts.Name, errors.New("name, directory and URL are needed"))
+	if err := opts.validate(); err != nil {
+		return nil, wrap("open member", opts.Name, err)
 	}
 	door, err := peer.NewDoor(opts.Dir, &peer.DoorOptions{TLS: opts.TLS, Insecure: opts.Insecure, Logger: opts.Logger})
 	if err != nil {
@@ -86,12 +91,14 @@ func New(opts Options) (*Node, error) {
 	}
 	var run [8]byte
 	rand.Read(run[:])
-	return &Node{
+	n := &Node{
 		opts: opts, door: door, clientTLS: clientTLS, began: time.Now(), run: binary.BigEndian.Uint64(run[:]) | 1,
 		box: newMailbox(), pipe: newPipe(), waiting: newWaiters(), reads: newReaders(),
-		openWAL: raftlog.OpenWAL, changes: map[string]chan error{},
-		ending: make(chan struct{}), stopped: make(chan struct{}),
-	}, nil
+		openWAL: raftlog.OpenWAL, changes: map[string]chan error{}, tableChanged: make(chan struct{}, 1),
+	}
+	n.life, n.end = context.WithCancel(context.Background())
+	n.closing = sync.OnceValue(n.closeAll)
+	return n, nil
 }
 
 // Handler serves the other members, under /raft/v1/ and /raftsnap/v1/. Until Start has
@@ -126,7 +133,7 @@ func (n *Node) loop() {
 		var err error
 		look := false
 		select {
-		case <-n.ending:
+		case <-n.life.Done():
 			return
 		case <-ticker.C:
 			err, look = n.member.tick(), true
@@ -149,7 +156,11 @@ func (n *Node) loop() {
 }
 
 func (n *Node) handle(in mail) error {
+	full := n.pipe.waiting() >= maxWaiting
 	for _, m := range in.messages {
+		if full && m.GetType() == pb.MsgApp && len(m.GetEntries()) > 0 {
+			continue // the state machine is too slow; Raft sends them again
+		}
 		if err := n.member.step(m); err != nil {
 			n.opts.Logger.Debug("message refused by raft", "type", m.GetType(), "from", m.GetFrom(), "err", err)
 		}
@@ -200,9 +211,6 @@ func (n *Node) propose(in mail) {
 func (n *Node) publish() {
 	n.stale = false
 	v := n.member.view(n.applier.applied.Load(), n.lineage(), n.transport.Active)
-	for i := range v.Peers {
-		v.Peers[i].Incarnation = n.door.Incarnation(v.Peers[i].ID)
-	}
 	n.view.Store(&v)
 	conf := fromConfState(n.member.conf)
 	n.conf.Store(&conf)
@@ -221,7 +229,13 @@ func (n *Node) apply() {
 			return
 		}
 		for i, w := range all {
-			if err := n.applier.do(w); err != nil {
+			if n.life.Err() != nil {
+				abandon(all[i:])
+				return
+			}
+			err := n.applier.do(w)
+			n.pipe.done(w)
+			if err != nil {
 				n.stop(wrap("run member", n.opts.Name, err))
 				abandon(all[i+1:])
 				return
@@ -259,7 +273,8 @@ func (n *Node) stop(err error) {
 		if err != nil {
 			n.opts.Logger.Error("member stops", "err", err)
 		}
-		close(n.ending)
+		n.leading.store(leadership{})
+		n.end()
 		abandon(n.pipe.close())
 		left := n.box.close()
 		for _, r := range left.reads {
@@ -270,16 +285,24 @@ func (n *Node) stop(err error) {
 	})
 }
 
-// Done is closed when the member has stopped, by Close or by itself; Err tells why.
-func (n *Node) Done() <-chan struct{} { return n.ending }
+// Done is closed when the member stops, by Close or by itself; Err tells why. Close is
+// still needed.
+func (n *Node) Done() <-chan struct{} { return n.life.Done() }
 
 // Err is why the member has stopped by itself, nil if it has not.
 func (n *Node) Err() error { return n.failure() }
 
 // Close stops the member and waits for everything that it has begun. What was proposed
-// and not answered ends with ErrUnknown.
+// and not answered ends with ErrUnknown. A Start under way is ended first. Further calls
+// return the same.
 func (n *Node) Close() error {
 	n.stop(nil)
+	return n.closing()
+}
+
+func (n *Node) closeAll() error {
+	n.start.Lock()
+	defer n.start.Unlock()
 	var errs []error
 	if n.snaps != nil {
 		errs = append(errs, n.snaps.Close())
@@ -315,7 +338,7 @@ func (n *Node) closeLog() error {
 	return n.log.Close()
 }
 
-// box of the loop as outbox of the member.
+// nodeOutbox carries out what the member decides. All its methods are called by the loop.
 type nodeOutbox struct{ n *Node }
 
 func (o nodeOutbox) Send(msgs []*pb.Message)     { o.n.transport.Send(msgs) }
@@ -362,7 +385,6 @@ func (r receiver) Unreachable(id uint64) {
 // removed is told that this member belongs to the group no more.
 func (n *Node) removed(by uint64) {
 	n.opts.Logger.Warn("removed from the group", "says", by)
-	_ = n.door.Retire() // the members that are left refuse this directory in any case
 	n.stop(wrap("run member", n.opts.Name, ErrRemoved))
 }
 
@@ -376,20 +398,20 @@ func (n *Node) snapshotLost(to uint64) {
 	_ = n.box.task(func() { n.member.reportAll(n.member.installs.SendFailed(n.now(), to)) })
 }
 
-// changed is a value that one goroutine stores and others wait for.
-type changed[T any] struct {
+// latest is the leadership, which the loop stores and others wait for.
+type latest struct {
 	mu    sync.Mutex
-	value T
+	value leadership
 	next  chan struct{} // closed at the next store
 }
 
-func (c *changed[T]) load() T {
+func (c *latest) load() leadership {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.value
 }
 
-func (c *changed[T]) store(v T) {
+func (c *latest) store(v leadership) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.value = v
@@ -399,8 +421,8 @@ func (c *changed[T]) store(v T) {
 	}
 }
 
-// wait returns once ok likes the value.
-func (c *changed[T]) wait(ctx context.Context, end <-chan struct{}, ok func(T) bool) error {
+// wait returns once ok likes the leadership.
+func (c *latest) wait(ctx context.Context, ok func(leadership) bool) error {
 	for {
 		c.mu.Lock()
 		if ok(c.value) {
@@ -414,8 +436,6 @@ func (c *changed[T]) wait(ctx context.Context, end <-chan struct{}, ok func(T) b
 		c.mu.Unlock()
 		select {
 		case <-next:
-		case <-end:
-			return ErrClosed
 		case <-ctx.Done():
 			return ctx.Err()
 		}

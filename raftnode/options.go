@@ -1,6 +1,7 @@
 package raftnode
 
 import (
+	"errors"
 	"log/slog"
 	"time"
 
@@ -76,6 +77,16 @@ func (o Options) withDefaults() Options {
 		o.Logger = slog.New(slog.DiscardHandler)
 	}
 	return o
+}
+
+func (o *Options) validate() error {
+	switch {
+	case o.Dir == "" || o.URL == "":
+		return errors.New("directory and URL are needed")
+	case o.Tick < time.Millisecond || o.HeartbeatTicks < 1 || o.ElectionTicks <= o.HeartbeatTicks:
+		return errors.New("a tick takes at least a millisecond, and an election more ticks than a heartbeat")
+	}
+	return peer.CheckName(o.Name)
 }
 
 func def[T comparable](field *T, value T) {

@@ -2,7 +2,6 @@ package raftnode
 
 import (
 	"context"
-	"errors"
 	"fmt"
 
 	"github.com/snapferry/snapferry/raftsnap/protocol"
@@ -61,6 +60,8 @@ func (n *Node) ReadIndex(ctx context.Context) error {
 	select {
 	case err := <-r.done:
 		return wrap("read", "", err)
+	case <-n.life.Done():
+		return wrap("read", "", ErrClosed)
 	case <-ctx.Done():
 		return wrap("read", "", ctx.Err())
 	}
@@ -88,7 +89,7 @@ func (n *Node) Members() []protocol.Member {
 	return nil
 }
 
-// member finds a member by its name.
+// find looks a member up by its name.
 func (n *Node) find(name string) (protocol.Member, error) {
 	for _, r := range n.Members() {
 		if r.Name == name {
@@ -98,7 +99,8 @@ func (n *Node) find(name string) (protocol.Member, error) {
 	return protocol.Member{}, ErrNoMember
 }
 
-// onLoop runs f on the loop and waits for what it returns.
+// onLoop runs f on the loop and waits for what it returns. When the wait ends early f may
+// run all the same, unless the error is ErrClosed and f was never queued.
 func (n *Node) onLoop(ctx context.Context, f func() error) error {
 	done := make(chan error, 1)
 	if err := n.box.task(func() { done <- f() }); err != nil {
@@ -107,7 +109,7 @@ func (n *Node) onLoop(ctx context.Context, f func() error) error {
 	select {
 	case err := <-done:
 		return err
-	case <-n.ending:
+	case <-n.life.Done():
 		return ErrClosed
 	case <-ctx.Done():
 		return ctx.Err()
@@ -116,7 +118,7 @@ func (n *Node) onLoop(ctx context.Context, f func() error) error {
 
 // fatal ends the member when what happened on the loop was final.
 func (n *Node) fatal(err error) error {
-	if err != nil && !errors.Is(err, ErrClosed) {
+	if err != nil {
 		n.stop(wrap("run member", n.opts.Name, err))
 	}
 	return err

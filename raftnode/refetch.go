@@ -4,7 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io/fs"
+	"math"
 	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -17,7 +17,8 @@ import (
 
 // refetch gets a snapshot at or above a record whose own directory is lost or damaged,
 // from whoever holds one, before Raft starts (R2). Entries of the own log above it stay:
-// this member has acknowledged them.
+// this member has acknowledged them. This member serves nothing meanwhile: of two members
+// that need each other's snapshot both wait for a third.
 func (n *Node) refetch(ctx context.Context, rec *pb.SnapshotMetadata) (protocol.Held, error) {
 	client := transfer.NewClient(&transfer.ClientOptions{TLS: n.clientTLS, Header: peer.Header(n.identity)})
 	defer client.Close()
@@ -50,7 +51,7 @@ func (n *Node) refetchOnce(ctx context.Context, client *transfer.Client, rec *pb
 			held, _, err = client.Fetch(ctx, transfer.Fetch{
 				Store: n.store, ID: answer.ID, Sources: []transfer.Source{{ID: r.ID, URL: r.URL}},
 			})
-			if err == nil || errors.Is(err, fs.ErrExist) {
+			if err == nil {
 				return held, nil
 			}
 		}
@@ -62,7 +63,8 @@ func (n *Node) refetchOnce(ctx context.Context, client *transfer.Client, rec *pb
 // askFor asks one member what it has.
 func (n *Node) askFor(ctx context.Context, client *transfer.Client, r protocol.Member, index uint64) (protocol.Answer, error) {
 	answer, err := client.Info(ctx, r.URL, protocol.InfoRequest{
-		Group: n.identity.Group, From: n.identity.ID, Term: n.log.HardState().GetTerm(),
+		Group: n.identity.Group, From: n.identity.ID,
+		Term:     math.MaxUint64, // a snapshot of any term will do
 		Transfer: "start", MinIndex: index, Needs: n.identity.ID,
 	})
 	switch {

@@ -362,7 +362,7 @@ func (n *simNode) changeMembers(other *simNode) {
 	s, m := n.s, n.member
 	voters, learners := m.conf.GetVoters(), m.conf.GetLearners()
 	propose := func(kind pb.ConfChangeType, r protocol.Member) {
-		err := m.proposeConf(kind, change{Request: r.Name, Member: r})
+		err := m.proposeConf(kind, change{Request: r.Name, Member: r}, n.log.HardState().GetCommit())
 		s.logf("%s proposes %v %s: %v", n.name, kind, r.Name, err)
 		n.pump()
 	}

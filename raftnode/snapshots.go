@@ -61,6 +61,10 @@ func (m *member) likelyHolders(to uint64) []uint64 {
 // stepSnapshot takes a MsgSnap (R8.1). What Raft can use without data is stepped at once;
 // everything else waits until the data is durable.
 func (m *member) stepSnapshot(msg *pb.Message) error {
+	// What came before it in the same batch may have replaced the entries that decide.
+	if err := m.drain(); err != nil {
+		return err
+	}
 	meta := msg.GetSnapshot().GetMetadata()
 	e := protocol.Envelope{
 		From: msg.GetFrom(), Term: msg.GetTerm(),
@@ -104,8 +108,8 @@ func (m *member) staleTerm() *protocol.Refusal {
 // record makes a durable snapshot the one that Raft knows (R4). A refusal leaves
 // everything as it was; an error is final.
 func (m *member) record(id protocol.ID, meta protocol.Meta, applied uint64, holders []uint64) (*protocol.Refusal, error) {
-	if meta.Group != m.cfg.group {
-		return &protocol.Refusal{Kind: protocol.OtherGroup, Text: "snapshot of group " + meta.Group}, nil
+	if refusal := m.unfit(meta); refusal != nil {
+		return refusal, nil
 	}
 	err := m.log.Record(&pb.SnapshotMetadata{
 		Index: &meta.Index, Term: &meta.Term, ConfState: toConfState(meta.Conf),
@@ -131,8 +135,11 @@ func (m *member) record(id protocol.ID, meta protocol.Meta, applied uint64, hold
 // done is called once it is in the state machine. A refusal says that Raft was not given
 // it, or had no use for it.
 func (m *member) install(e protocol.Envelope, id protocol.ID, meta protocol.Meta, dir string, done func(error)) (*protocol.Refusal, error) {
-	if e.Term < m.term {
+	if e.Term < m.rn.BasicStatus().HardState.GetTerm() {
 		return m.staleTerm(), nil
+	}
+	if refusal := m.unfit(meta); refusal != nil {
+		return refusal, nil
 	}
 	if meta.Term > e.Term {
 		return &protocol.Refusal{Kind: protocol.Forked, Text: fmt.Sprintf("snapshot of term %d for a leader of term %d", meta.Term, e.Term)}, nil
@@ -158,6 +165,28 @@ func (m *member) install(e protocol.Envelope, id protocol.ID, meta protocol.Meta
 	}
 	m.recorded, m.holders = id, []uint64{m.cfg.id}
 	return nil, nil
+}
+
+// unfit refuses a snapshot of another group, and one whose member table does not have
+// everybody that its configuration has: who took it would know a member less.
+func (m *member) unfit(meta protocol.Meta) *protocol.Refusal {
+	if meta.Group != m.cfg.group {
+		return &protocol.Refusal{Kind: protocol.OtherGroup, Text: "snapshot of group " + meta.Group}
+	}
+	if id, ok := unnamed(meta.Conf, meta.Members); ok {
+		return &protocol.Refusal{Kind: protocol.Forked, Text: fmt.Sprintf("its member table lacks member %d", id)}
+	}
+	return nil
+}
+
+// unnamed finds a member of a configuration that has no row in a table.
+func unnamed(c protocol.Conf, table []protocol.Member) (id uint64, found bool) {
+	for _, id := range slices.Concat(c.Voters, c.Learners, c.Outgoing, c.LearnersNext) {
+		if !slices.ContainsFunc(table, func(r protocol.Member) bool { return r.ID == id }) {
+			return id, true
+		}
+	}
+	return 0, false
 }
 
 // outcome takes what a member says of an install that was asked of it (R7).
@@ -187,6 +216,9 @@ func (m *member) reportAll(reports []protocol.Report) {
 // members a little behind allow (R4, R9).
 func (m *member) compact() error {
 	c := m.recorded.Index
+	if m.recorded.Digest.IsZero() {
+		return nil // no directory backs it
+	}
 	if floor, held := m.installs.Floor(); held {
 		c = min(c, floor)
 	}

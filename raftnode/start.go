@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"slices"
 	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
@@ -21,8 +22,20 @@ import (
 // Start brings the member up. In its first start it waits for the others, until ctx ends:
 // a majority of the initial cluster has to answer, or the group it joins (R11). open opens
 // the state machine in the directory that it is given; the node closes it.
+//
+// A Node is started once. When Start fails Close is still needed.
 func (n *Node) Start(ctx context.Context, open func(dir string) (StateMachine, error)) error {
-	err := n.start(ctx, open)
+	n.start.Lock()
+	defer n.start.Unlock()
+	if n.started || n.life.Err() != nil {
+		return wrap("start member", n.opts.Name, ErrClosed)
+	}
+	n.started = true
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	defer context.AfterFunc(n.life, cancel)()
+
+	err := n.bringUp(ctx, open)
 	if err != nil {
 		err = wrap("start member", n.opts.Name, err)
 		n.stop(err)
@@ -30,7 +43,7 @@ func (n *Node) Start(ctx context.Context, open func(dir string) (StateMachine, e
 	return err
 }
 
-func (n *Node) start(ctx context.Context, open func(dir string) (StateMachine, error)) (err error) {
+func (n *Node) bringUp(ctx context.Context, open func(dir string) (StateMachine, error)) (err error) {
 	if n.identity, err = n.identify(ctx); err != nil {
 		return err
 	}
@@ -130,45 +143,56 @@ func (n *Node) firstRecord() *pb.SnapshotMetadata {
 // is known of that record (R2).
 func (n *Node) startingPoint(ctx context.Context) (protocol.Meta, protocol.ID, error) {
 	rec := n.log.Recorded()
+	bare := protocol.ID{Term: rec.GetTerm(), Index: rec.GetIndex()} // no directory backs it
 	if rec.GetIndex() <= bootIndex {
-		return n.bootMeta(rec), protocol.ID{Term: rec.GetTerm(), Index: rec.GetIndex()}, nil
+		return n.metaOf(rec, n.identity.Table()), bare, nil
 	}
 	held, err := n.recordedSnapshot(ctx, rec)
-	if n.sm.AppliedIndex() >= rec.GetIndex() {
-		if err == nil {
-			return held.Meta, held.ID, nil
-		}
-		// The state is whole without it; only the member table has to come from elsewhere.
-		n.opts.Logger.Warn("snapshot of the newest record is missing", "index", rec.GetIndex(), "err", err)
-		return protocol.Meta{
-			Group: n.identity.Group, Term: rec.GetTerm(), Index: rec.GetIndex(),
-			Conf: fromConfState(rec.GetConfState()), Members: n.identity.Table(),
-		}, protocol.ID{Term: rec.GetTerm(), Index: rec.GetIndex()}, nil
-	}
 	if err != nil {
-		n.opts.Logger.Warn("snapshot of the newest record is missing: fetching one", "index", rec.GetIndex(), "err", err)
+		n.opts.Logger.Warn("snapshot of the newest record is missing", "index", rec.GetIndex(), "err", err)
+		// A state that is whole needs only the member table, if that was kept.
+		meta := n.metaOf(rec, n.keptTable(rec))
+		if _, lacks := unnamed(meta.Conf, meta.Members); !lacks && n.sm.AppliedIndex() >= rec.GetIndex() {
+			return meta, bare, nil
+		}
 		if held, err = n.refetch(ctx, rec); err != nil {
 			return protocol.Meta{}, protocol.ID{}, err
 		}
 	}
+	if n.sm.AppliedIndex() < held.Meta.Index {
+		err = n.installAtStart(held)
+	}
+	return held.Meta, held.ID, err
+}
+
+func (n *Node) installAtStart(held protocol.Held) error {
 	dir, err := n.store.Dir(held.ID)
 	if err == nil {
 		err = n.sm.Install(dir)
 	}
-	if err != nil {
-		return protocol.Meta{}, protocol.ID{}, fmt.Errorf("install snapshot %d: %w", held.ID.Index, err)
+	if have := n.sm.AppliedIndex(); err == nil && have != held.Meta.Index {
+		err = fmt.Errorf("the state is at %d: %w", have, ErrCorrupt)
 	}
-	if have := n.sm.AppliedIndex(); have != held.Meta.Index {
-		return protocol.Meta{}, protocol.ID{}, fmt.Errorf("install snapshot %d: the state is at %d: %w", held.Meta.Index, have, ErrCorrupt)
-	}
-	return held.Meta, held.ID, nil
+	return wrap("install", fmt.Sprintf("snapshot %d", held.Meta.Index), err)
 }
 
-func (n *Node) bootMeta(rec *pb.SnapshotMetadata) protocol.Meta {
+func (n *Node) metaOf(rec *pb.SnapshotMetadata, table []protocol.Member) protocol.Meta {
 	return protocol.Meta{
 		Group: n.identity.Group, Term: rec.GetTerm(), Index: rec.GetIndex(),
-		Conf: fromConfState(rec.GetConfState()), Members: n.identity.Table(),
+		Conf: fromConfState(rec.GetConfState()), Members: table,
 	}
+}
+
+// keptTable returns the rows of a record's members as they were last. Rows do not change,
+// so one of a later table will do; those of other members are left out, as Raft will
+// deliver the changes that brought them once more.
+func (n *Node) keptTable(rec *pb.SnapshotMetadata) []protocol.Member {
+	kept, err := n.door.LoadTable()
+	if err != nil {
+		kept = n.identity.Table()
+	}
+	conf := fromConfState(rec.GetConfState())
+	return slices.DeleteFunc(kept, func(r protocol.Member) bool { return !conf.Has(r.ID) })
 }
 
 // recordedSnapshot finds the directory of a record. If it has to be installed it is
@@ -207,14 +231,18 @@ func (n *Node) launch(at protocol.Meta, id protocol.ID) error {
 	if err != nil {
 		return err
 	}
+	if err := n.life.Err(); err != nil {
+		return ErrClosed
+	}
 	n.member = m
 	n.membersChanged(m.members())
 	n.publish()
-	n.ready.Store(true)
-	n.door.AnswerJoin(n.joinAnswer)
+	n.snaps.Start(n.life)
+	n.owned.Go(n.keepTable)
 	n.owned.Go(n.loop)
 	n.owned.Go(n.apply)
-	n.snaps.Start(context.Background())
+	n.ready.Store(true)
+	n.door.AnswerJoin(n.joinAnswer)
 	return nil
 }
 
@@ -228,7 +256,7 @@ func (n *Node) protocolConfig() protocol.Config {
 func (n *Node) snapOptions() *raftsnap.Options {
 	return &raftsnap.Options{
 		Protocol: n.protocolConfig(), RateLimit: n.opts.RateLimit, Unpaced: n.opts.Unpaced,
-		Header: peer.Header(n.identity), StateDir: n.dir("state"), Logger: n.opts.Logger,
+		TLS: n.clientTLS, Header: peer.Header(n.identity), StateDir: n.dir("state"), Logger: n.opts.Logger,
 	}
 }
 

@@ -117,7 +117,7 @@ func TestWipedMember(t *testing.T) {
 	g.put("a", "1")
 	f := g.follower()
 	g.stop(f)
-	wiped := &testMember{name: f.name, dir: t.TempDir(), addr: f.addr}
+	wiped := &testMember{name: f.name, dir: t.TempDir(), addr: f.addr, scheme: "http"}
 	node, err := raftnode.New(raftnode.Options{
 		Name: wiped.name, Dir: wiped.dir, URL: wiped.url(), InitialCluster: g.initial, Insecure: true, Logger: logger(f.name),
 	})

@@ -1,6 +1,7 @@
 package raftnode
 
 import (
+	"cmp"
 	"slices"
 
 	"github.com/snapferry/snapferry/raftsnap"
@@ -100,11 +101,6 @@ func (n *Node) memberStatus() []MemberStatus {
 		}
 		all = append(all, one)
 	}
-	slices.SortFunc(all, func(a, b MemberStatus) int {
-		if a.Name < b.Name {
-			return -1
-		}
-		return 1
-	})
+	slices.SortFunc(all, func(a, b MemberStatus) int { return cmp.Compare(a.Name, b.Name) })
 	return all
 }

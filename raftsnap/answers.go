@@ -112,7 +112,7 @@ func (a *answers) Outcome(_ context.Context, o protocol.Outcome) error {
 	}
 	err := m.host.Outcome(o)
 	if refusal, ok := errors.AsType[*protocol.Refusal](err); ok {
-		m.refused(o.From, refusal)
+		m.observeRefusal(o.From, refusal) // the server counts it
 	}
 	return err
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -32,7 +33,8 @@ func (m *Manager) do(f protocol.Effect, v *protocol.View) {
 	case protocol.CancelFetch:
 		m.cancelFetch(f.Transfer)
 	case protocol.Make:
-		m.works.Go(m.makeSnapshot)
+		leading := v.Role == protocol.Leader
+		m.works.Go(func() { m.makeSnapshot(leading) })
 	case protocol.Record:
 		m.works.Go(func() { m.record(f) })
 	case protocol.Hand:
@@ -74,7 +76,34 @@ type fetching struct {
 	effect protocol.Fetch
 	cancel context.CancelFunc
 	moved  atomic.Int64 // bytes fetched and reused
-	told   int64        // of moved, what the Machine knows; the loop's
+	waits  atomic.Int64 // for the pacer, that are going on
+	begun  atomic.Int64 // waits so far
+
+	// The loop's.
+	seen  int64 // of begun
+	alive int64 // times that work was seen that moves no bytes
+	told  int64 // bytes that the Machine knows of
+}
+
+// paced is the pacer's hook that also shows that the transfer is at work: it looks for bytes
+// to reuse, or waits for its turn.
+func (r *fetching) paced(w *snapstore.Work) *snapstore.Work {
+	return &snapstore.Work{Wait: func(ctx context.Context, n int) error {
+		r.begun.Add(1)
+		r.waits.Add(1)
+		defer r.waits.Add(-1)
+		return w.Wait(ctx, n)
+	}}
+}
+
+// progress is what the Machine is told of the bytes moved. Its idle deadline is for silent
+// sources, so work without bytes counts as one byte each time that it is looked for.
+func (r *fetching) progress() int64 {
+	if begun := r.begun.Load(); begun > r.seen || r.waits.Load() > 0 {
+		r.seen = begun
+		r.alive++
+	}
+	return r.moved.Load() + r.alive
 }
 
 func (m *Manager) fetch(f protocol.Fetch, v *protocol.View) {
@@ -110,7 +139,7 @@ func (m *Manager) runFetch(ctx context.Context, r *fetching, sources, others []t
 		end.event = protocol.FetchDone{Transfer: r.effect.Transfer, Held: held}
 	} else {
 		failure := failureOf(ctx, err)
-		m.countFailure(failure)
+		m.countFailure()
 		end.event = protocol.FetchEnded{Transfer: r.effect.Transfer, Failure: failure}
 	}
 	m.reportThen(end)
@@ -128,7 +157,8 @@ func (m *Manager) fetchFrom(ctx context.Context, r *fetching, sources, others []
 		Sources: sources, Others: others,
 		// A source is given up well before the Machine would give up the whole transfer.
 		Idle: m.opts.Protocol.IdleDeadline / 2,
-		Work: m.pacer.Work(), Extra: m.extra(), Progress: func(fetched, reused int64) { r.moved.Store(fetched + reused) },
+		Work: r.paced(m.pacer.Work()), Extra: m.extra(),
+		Progress: func(fetched, reused int64) { r.moved.Store(fetched + reused) },
 	})
 }
 
@@ -144,7 +174,7 @@ func (m *Manager) extra() []string {
 // events, so at the pace of ticks and not of the bytes.
 func (m *Manager) moved() {
 	for id, r := range m.loop.fetches {
-		if now := r.moved.Load(); now > r.told {
+		if now := r.progress(); now > r.told {
 			r.told = now
 			m.step(protocol.FetchMoved{Transfer: id, Bytes: now})
 		}
@@ -164,14 +194,15 @@ func (m *Manager) freed(f protocol.Freed) {
 	m.tidyUp()
 }
 
-// makeSnapshot freezes the state and makes a snapshot of it.
-func (m *Manager) makeSnapshot() {
+// makeSnapshot freezes the state and makes a snapshot of it. Whether it counts as a
+// leader's is decided by what this member was when the making was.
+func (m *Manager) makeSnapshot(leading bool) {
 	began := time.Now()
 	made, err := m.makeFrom(m.work)
-	made.Duration, made.Err = time.Since(began), err
+	made.Leader, made.Duration, made.Err = leading, time.Since(began), err
 	if err != nil {
 		failure := failureOf(m.work, err)
-		m.countFailure(failure)
+		m.countFailure()
 		observe(m.opts.Observer.Made, made.Made)
 		m.report(protocol.MakeFailed{Failure: failure})
 		return
@@ -199,7 +230,7 @@ func (m *Manager) makeFrom(ctx context.Context) (making, error) {
 	}
 	began := time.Now()
 	meta, err := m.host.Freeze(ctx, draft.Dir())
-	made.Frozen, made.Leader = time.Since(began), m.host.View().Role == protocol.Leader
+	made.Frozen = time.Since(began)
 	if err != nil {
 		draft.Abort()
 		return made, fmt.Errorf("freeze: %w", err)
@@ -226,7 +257,7 @@ func (m *Manager) record(f protocol.Record) {
 		done.Refusal = refusal
 	case err != nil:
 		done.Err = err.Error()
-		m.count.failed.Add(1)
+		m.countFailure()
 	default:
 		m.countRecord(f)
 	}
@@ -264,7 +295,7 @@ func (m *Manager) hand(f protocol.Hand) {
 	case installed:
 		m.count.installed.Add(1)
 	case outcome.Kind == protocol.InstallFailed:
-		m.count.failed.Add(1)
+		m.countFailure()
 	}
 	observe(m.opts.Observer.Install, Installed{ID: f.ID, Outcome: outcome.Kind, Duration: time.Since(began), Err: err})
 	done := protocol.HandDone{Transfer: f.Transfer, Outcome: outcome}
@@ -287,6 +318,9 @@ func (m *Manager) handFailed(f protocol.Hand, err error) protocol.Outcome {
 // Machine know what came of it.
 func (m *Manager) give(id protocol.ID, use func(protocol.Held) error) (held protocol.Held, release func(), err error) {
 	pin, err := m.store.Pin(id, "raft")
+	if errors.Is(err, fs.ErrNotExist) {
+		err = &protocol.Refusal{Kind: protocol.Gone, Text: "it is not held here any more"}
+	}
 	if err != nil {
 		return protocol.Held{}, func() {}, err
 	}
@@ -337,8 +371,9 @@ func failureOf(ctx context.Context, err error) protocol.Failure {
 	return protocol.Failure{Kind: kind, Text: err.Error()}
 }
 
-func (m *Manager) countFailure(f protocol.Failure) {
-	if f.Kind != protocol.FailCancelled {
+// countFailure counts what has ended early, save by Close.
+func (m *Manager) countFailure() {
+	if m.work.Err() == nil {
 		m.count.failed.Add(1)
 	}
 }

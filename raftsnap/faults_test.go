@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"github.com/snapferry/snapferry/raftsnap/protocol"
+	"github.com/snapferry/snapferry/raftsnap/transfer"
 )
 
 // Misbehaviours of a member towards the others, for member.fault.
@@ -130,6 +131,7 @@ func testOptions() Options {
 	const ms = time.Millisecond
 	return Options{
 		Tick: 5 * ms, CallTimeout: 2 * time.Second, ScrubEvery: -1,
+		Server: &transfer.ServerOptions{Lease: time.Second},
 		Protocol: protocol.Config{
 			Entries: 10, Bytes: -1, Interval: -1, MinGap: ms, StandIn: time.Hour, SpreadInterval: 50 * ms,
 			InfoDeadline: 500 * ms, SurveyWait: 50 * ms, PollInterval: 10 * ms, MakeDeadline: 5 * time.Second,

@@ -101,6 +101,7 @@ func (g *group) again(e protocol.Envelope, m *member) {
 // damage changes one byte of a held snapshot's file on disk.
 func (m *member) damage(id protocol.ID, name string) {
 	m.g.t.Helper()
+	m.set(func(m *member) { m.spoiled = true })
 	dir, err := m.store.Dir(id)
 	if err != nil {
 		m.g.t.Fatal(err)
@@ -141,8 +142,14 @@ func TestScrubFindsDamage(t *testing.T) {
 	leader.damage(bad, "data/1")
 	leader.manager.scrub(t.Context())
 	g.until("it is in quarantine", func() bool { return get(leader, func(m *member) int { return len(m.events.damaged) }) == 1 })
-	g.write(20)
-	g.until("the leader has another one", func() bool { return leader.recordedIndex() > bad.Index })
+	// The recorded one is fetched again, in a quiet group too.
+	g.until("the leader has it back", func() bool {
+		_, err := leader.store.Get(bad)
+		return err == nil
+	})
+	if err := g.compare(leader, bad); err != nil {
+		t.Error(err)
+	}
 }
 
 // TestNoSpaceByReserve: the store refuses before a byte is moved, and another try is made
@@ -352,7 +359,7 @@ func TestThousandSmallFiles(t *testing.T) {
 			return files
 		}
 	})
-	g.member(3).set(func(m *member) { m.paused = true })
+	g.member(3).lag()
 	g.write(30)
 	g.until("the leader has one", func() bool { return g.member(1).recordedIndex() >= 10 })
 	e := g.msgSnap(1, 3)
@@ -383,8 +390,12 @@ func (w *slowWriter) Write(p []byte) (int, error) {
 
 // TestSlowPeer: as long as bytes move there is no deadline, and the leader hears of it.
 func TestSlowPeer(t *testing.T) {
-	g := behind(t)
-	limit := rate.NewLimiter(200<<10, 2<<10)
+	g := behind(t, func(g *group) {
+		g.options = func(o *Options) {
+			o.Protocol.StartDeadline, o.Protocol.IdleDeadline = 2*time.Second, 2*time.Second
+		}
+	})
+	limit := rate.NewLimiter(30<<10, 512) // 3.2 s for the whole
 	g.sources(func(m *member) {
 		m.fault = func(w http.ResponseWriter, r *http.Request) bool {
 			return m.through(func(w http.ResponseWriter) http.ResponseWriter { return &slowWriter{w, r.Context(), limit} })(w, r)
@@ -397,6 +408,53 @@ func TestSlowPeer(t *testing.T) {
 	if progress == 0 {
 		t.Error("no progress was reported")
 	}
+	if n := get(g.member(3), func(m *member) int { return len(m.events.fetched) }); n != 1 {
+		t.Errorf("%d transfers, want one that takes its time", n)
+	}
+}
+
+// TestRateBelowIdleDeadline: a transfer that waits for its turn is not idle, however low the
+// limit is.
+func TestRateBelowIdleDeadline(t *testing.T) {
+	g := newGroup(t, 2, func(g *group) {
+		g.files = func(uint64) map[string][]byte { return map[string][]byte{"f": noise(1, 3<<19)} }
+		g.options = func(o *Options) { o.Server = nil } // leases that last while the receiver waits for its turn
+	})
+	leader := g.member(1)
+	leader.opts.RateLimit = 600_000 // 2 s for the one request that it takes
+	leader.restart()
+	g.write(20)
+	g.until("the leader has one", func() bool { return leader.status().Recorded.Index >= 10 })
+	fetched := get(leader, func(m *member) []Fetched { return m.events.fetched })
+	if len(fetched) != 1 || fetched[0].Err != nil {
+		t.Errorf("transfers %+v, want one without an error", fetched)
+	}
+}
+
+// TestInstallGoesFirst: a transfer that no install needs is cancelled for one (R8).
+func TestInstallGoesFirst(t *testing.T) {
+	g := newGroup(t, 3, func(g *group) {
+		g.options = func(o *Options) { o.Protocol.StartDeadline, o.Protocol.IdleDeadline = time.Hour, time.Hour }
+	})
+	lagging := g.member(3)
+	lagging.lag()
+	g.write(30)
+	g.until("the leader has one", func() bool { return g.member(1).recordedIndex() >= 10 })
+	g.until("all are at rest", func() bool { return g.resting() })
+
+	at := newGate()
+	g.sources(func(m *member) {
+		m.fault = func(w http.ResponseWriter, r *http.Request) bool { return data(r) && at.pass(r.Context()) != nil }
+	})
+	lagging.set(func(m *member) { m.deaf = false })
+	at.stand(t)
+	g.sources(func(m *member) { m.fault = nil })
+	e := g.msgSnap(1, 3)
+	g.until("installed", func() bool { return lagging.appliedIndex() >= e.SnapIndex })
+	fetched := get(lagging, func(m *member) []Fetched { return m.events.fetched })
+	if len(fetched) != 2 || fetched[0].Purpose != protocol.Adopt || fetched[1].Purpose != protocol.Rescue || fetched[1].Err != nil {
+		t.Errorf("transfers %+v, want one to adopt that was cancelled and one to install", fetched)
+	}
 }
 
 // TestLeaderAlone: the policies of a group of one (R5).
@@ -405,7 +463,7 @@ func TestLeaderAlone(t *testing.T) {
 		g := newGroup(t, 1)
 		g.write(20)
 		m := g.member(1)
-		g.until("it has made one", func() bool { return m.recordedIndex() >= 10 })
+		g.until("it has made one", func() bool { return m.status().Recorded.Index >= 10 })
 		if s := m.status(); s.Stats.Generated != 1 || s.Source != 1 || s.Stats.TakenOver != 0 {
 			t.Errorf("status %+v, want one of its own", s)
 		}
@@ -428,7 +486,7 @@ func TestLeaderAlone(t *testing.T) {
 // TestEqualSnapshotOnAllPeers: holders of the same id are sources together (R10).
 func TestEqualSnapshotOnAllPeers(t *testing.T) {
 	g := newGroup(t, 4, func(g *group) { g.options = func(o *Options) { o.Protocol.SpreadInterval = 1 } })
-	g.member(4).set(func(m *member) { m.paused = true })
+	g.member(4).lag()
 	g.write(20)
 	g.until("three hold the same one", func() bool {
 		a := get(g.member(1), func(m *member) protocol.ID { return m.recorded })
@@ -449,7 +507,7 @@ func TestEqualSnapshotOnAllPeers(t *testing.T) {
 func TestConcurrentServeToMany(t *testing.T) {
 	g := newGroup(t, 6)
 	for id := uint64(3); id <= 6; id++ {
-		g.member(id).set(func(m *member) { m.paused = true })
+		g.member(id).lag()
 	}
 	g.write(30)
 	g.until("the leader has one", func() bool { return g.member(1).recordedIndex() >= 10 })

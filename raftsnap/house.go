@@ -3,6 +3,7 @@ package raftsnap
 import (
 	"context"
 	"errors"
+	"slices"
 	"time"
 
 	"golang.org/x/time/rate"
@@ -14,6 +15,10 @@ import (
 // Retention is tried when something was recorded or let go, and this often besides,
 // because the leases of other members end without a word.
 const tidyEvery = 30 * time.Second
+
+// maxAhead bounds the snapshots that are kept for being newer than the recorded one. Few are
+// ever parked at one time, and a member that cannot record any must not fill its disk.
+const maxAhead = 4
 
 // tidyUp asks for a round of retention soon.
 func (m *Manager) tidyUp() {
@@ -63,9 +68,13 @@ func (m *Manager) needed() func(protocol.ID) bool {
 			wanted[bases[h.Meta.Lineage]] = true
 		}
 	}
-	return func(id protocol.ID) bool {
-		return wanted[id] || id.Index > v.RecordedIndex
+	for i, h := range slices.Backward(v.Held) {
+		if h.ID.Index <= v.RecordedIndex || len(v.Held)-i > maxAhead {
+			break
+		}
+		wanted[h.ID] = true
 	}
+	return func(id protocol.ID) bool { return wanted[id] }
 }
 
 // keepScrubbing reads all snapshots now and then, slowly: damage shows while another

@@ -64,7 +64,9 @@ type member struct {
 
 	// g.mu guards what follows.
 	incarnation string
+	spoiled     bool // its store was damaged by the test
 	paused      bool // applies nothing
+	deaf        bool // to announcements
 	down        bool // takes no part: not active for the others
 	applied     uint64
 	first       uint64
@@ -74,7 +76,7 @@ type member struct {
 	envelopes   int
 	fault       func(w http.ResponseWriter, r *http.Request) bool // true: it has answered
 	freeze      func(ctx context.Context) error
-	record      func(id protocol.ID) error
+	record      func(ctx context.Context, id protocol.ID) error
 	install     func(ctx context.Context, id protocol.ID) error
 	events      events
 }
@@ -181,8 +183,11 @@ func (m *member) restart() {
 // ServeHTTP is the member's listener: it may misbehave by order of the test.
 func (m *member) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	m.g.mu.Lock()
-	manager, fault := m.manager, m.fault
+	manager, fault, deaf := m.manager, m.fault, m.deaf
 	m.g.mu.Unlock()
+	if deaf && strings.HasSuffix(r.URL.Path, "/announce") {
+		return
+	}
 	if fault != nil && fault(w, r) {
 		return
 	}
@@ -402,8 +407,8 @@ func (m *member) Freeze(ctx context.Context, dir string) (protocol.Meta, error) 
 
 // Record is the Host's: R4.
 func (m *member) Record(ctx context.Context, id protocol.ID, meta protocol.Meta) error {
-	if hook := get(m, func(m *member) func(protocol.ID) error { return m.record }); hook != nil {
-		if err := hook(id); err != nil {
+	if hook := get(m, func(m *member) func(context.Context, protocol.ID) error { return m.record }); hook != nil {
+		if err := hook(ctx, id); err != nil {
 			return err
 		}
 	}
@@ -506,6 +511,9 @@ func (g *group) compare(m *member, id protocol.ID) error {
 	}
 	if diff := cmp.Diff(digests(g.files(id.Index)), digests(got)); diff != "" {
 		err := fmt.Errorf("snapshot %d/%d of member %d is not the state at its index", id.Term, id.Index, m.id)
+		if get(m, func(m *member) bool { return m.spoiled }) {
+			return err
+		}
 		g.t.Errorf("%v (-want +got):\n%.2000s", err, diff)
 		return err
 	}
@@ -526,7 +534,7 @@ func digests(files map[string][]byte) map[string]snapshot.Digest {
 func (g *group) check() {
 	for _, m := range g.all() {
 		id := get(m, func(m *member) protocol.ID { return m.recorded })
-		if m.store == nil || id.Digest.IsZero() {
+		if m.store == nil || get(m, func(m *member) bool { return m.spoiled }) || id.Digest.IsZero() {
 			continue
 		}
 		if err := g.compare(m, id); err != nil {

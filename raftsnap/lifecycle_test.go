@@ -101,6 +101,16 @@ func TestLongPoll(t *testing.T) {
 			t.Errorf("answer %+v, want %s ready", a, id.Short())
 		}
 	})
+	t.Run("something older does not count", func(t *testing.T) {
+		g := newGroup(t, 2, func(g *group) { g.options = never })
+		g.write(20)
+		g.member(2).seed(14)
+		c := ask(g, t.Context(), time.Hour)
+		id := g.member(2).seed(16)
+		if a := <-c; a.State != protocol.Ready || a.ID != id {
+			t.Errorf("answer %+v, want %s ready", a, id.Short())
+		}
+	})
 	t.Run("asker gone", func(t *testing.T) {
 		g := newGroup(t, 2, func(g *group) { g.options = never })
 		ctx, cancel := context.WithCancel(t.Context())
@@ -203,7 +213,7 @@ func TestSourceSurvivesRestart(t *testing.T) {
 	g := newGroup(t, 3)
 	g.write(20)
 	leader := g.member(1)
-	g.until("the leader has one", func() bool { return leader.recordedIndex() >= 10 })
+	g.until("the leader has one", func() bool { return leader.status().Recorded.Index >= 10 })
 	before := leader.status()
 	leader.restart()
 	g.until("it knows again", func() bool { s := leader.status(); return s.Recorded == before.Recorded && s.Source == before.Source })
@@ -240,10 +250,10 @@ func TestIncrement(t *testing.T) {
 	})
 	leader := g.member(1)
 	g.write(20)
-	g.until("the first", func() bool { return leader.recordedIndex() >= 10 })
+	g.until("the first", func() bool { return leader.status().Recorded.Index >= 10 })
 	first, had := leader.status().Stats, leader.recordedIndex()
 	g.write(20)
-	g.until("the second", func() bool { return leader.recordedIndex() > had })
+	g.until("the second", func() bool { return leader.status().Recorded.Index > had })
 	second := leader.status().Stats
 	if n := second.BytesFetched - first.BytesFetched; n > 100_000 {
 		t.Errorf("the second cost %d bytes, want what has changed", n)

@@ -3,6 +3,7 @@ package raftsnap
 import (
 	"context"
 	"crypto/rand"
+	"errors"
 	"fmt"
 	"net/http"
 	"sync"
@@ -74,7 +75,7 @@ func New(host Host, store *snapstore.Store, opts *Options) *Manager {
 }
 
 func (m *Manager) clientOptions() *transfer.ClientOptions {
-	o := &transfer.ClientOptions{Header: m.opts.Header, Timeout: m.opts.CallTimeout}
+	o := &transfer.ClientOptions{TLS: m.opts.TLS, Header: m.opts.Header, Timeout: m.opts.CallTimeout}
 	if m.opts.HTTP != nil {
 		o.Transport = m.opts.HTTP.Transport
 	}
@@ -106,7 +107,6 @@ func (m *Manager) Start(ctx context.Context) {
 		return
 	}
 
-	m.began = time.Now()
 	m.works.Go(m.keepHouse)
 	m.works.Go(m.keepScrubbing)
 	go m.run(context.AfterFunc(ctx, m.end))
@@ -173,6 +173,9 @@ func (m *Manager) Snapshot(ctx context.Context) (protocol.ID, error) {
 	defer cancel()
 
 	w := &wish{min: m.host.View().Applied, granted: make(chan protocol.ID, 1)}
+	if w.min == 0 && m.taking() {
+		return protocol.ID{}, errors.New("snapshot: nothing is applied yet")
+	}
 	if !m.post(entry{event: protocol.Wanted{MinIndex: w.min}, then: func(l *loop) { l.wishes = append(l.wishes, w) }}) {
 		return protocol.ID{}, fmt.Errorf("snapshot at %d: %w", w.min, errClosed)
 	}
@@ -188,7 +191,7 @@ func (m *Manager) Snapshot(ctx context.Context) (protocol.ID, error) {
 }
 
 // errClosed is what callers get after Close.
-var errClosed = &protocol.Refusal{Kind: protocol.Closed, Text: "the member is shutting down"}
+var errClosed = &protocol.Refusal{Kind: protocol.Closed, Text: "the member is not running"}
 
 // Status tells what the Manager is doing. It never blocks.
 func (m *Manager) Status() Status {

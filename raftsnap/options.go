@@ -1,6 +1,7 @@
 package raftsnap
 
 import (
+	"crypto/tls"
 	"log/slog"
 	"net/http"
 	"time"
@@ -24,6 +25,8 @@ type Options struct {
 	// HTTP carries calls and transfers by its Transport; nil takes one of its own, without
 	// client certificates. It must not share connections with Raft's messages.
 	HTTP *http.Client
+	// TLS is what connections to other members use unless HTTP is set.
+	TLS *tls.Config
 	// Header is sent along with every request: who is asking.
 	Header http.Header
 	// StateDir is the directory of the running state, looked through for bytes that need

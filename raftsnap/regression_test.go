@@ -3,11 +3,15 @@ package raftsnap
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net/http"
 	"runtime"
 	"slices"
+	"sync/atomic"
 	"testing"
 	"time"
+
+	"golang.org/x/time/rate"
 
 	"github.com/snapferry/snapferry/raftsnap/protocol"
 	"github.com/snapferry/snapferry/raftsnap/snapstore"
@@ -120,7 +124,7 @@ func TestRegressionAlluxio13720(t *testing.T) {
 		t.Fatalf("recorded %d below the cap", i)
 	}
 	g.write(60)
-	g.until("the leader has made one", func() bool { return leader.recordedIndex() >= 40 })
+	g.until("the leader has made one", func() bool { return leader.status().Recorded.Index >= 40 })
 	if s := leader.status(); s.Stats.Generated == 0 || s.Source != 1 {
 		t.Errorf("status %+v, want one made by the leader", s)
 	}
@@ -190,30 +194,38 @@ func TestRegressionConsul9609(t *testing.T) {
 // resumed: the second run moves only the rest.
 func TestRegressionCamunda4784(t *testing.T) {
 	g := newGroup(t, 3, func(g *group) {
+		g.options = func(o *Options) { o.Protocol.StartDeadline, o.Protocol.IdleDeadline = time.Hour, time.Hour }
 		g.files = func(index uint64) map[string][]byte {
-			return map[string][]byte{"a": noise(1, 2<<20), "b": noise(2, 2<<20), "c": noise(index/100, 1<<20)}
+			files := map[string][]byte{}
+			for i := range uint64(20) {
+				files[fmt.Sprint(i)] = noise(i, 256<<10)
+			}
+			return files
 		}
 	})
 	m := g.member(3)
-	m.set(func(m *member) { m.paused = true })
+	m.lag()
 	g.write(30)
 	g.until("the log is cut", func() bool { return get(g.member(1), func(m *member) uint64 { return m.first }) > 1 })
 	g.until("all are at rest", func() bool { return g.resting() })
 
 	at := newGate()
+	var served atomic.Int64
 	g.sources(func(src *member) {
-		var served int
 		src.fault = func(w http.ResponseWriter, r *http.Request) bool {
-			if !data(r) {
-				return false
+			if data(r) && served.Add(1) == 1 {
+				slow := func(w http.ResponseWriter) http.ResponseWriter {
+					return &slowWriter{w, r.Context(), rate.NewLimiter(1<<20, 32<<10)}
+				}
+				return src.through(slow)(w, r)
 			}
-			served = get(src, func(*member) int { served++; return served })
-			return served > 1 && at.pass(r.Context()) != nil
+			return data(r) && at.pass(r.Context()) != nil
 		}
 	})
 	e := g.msgSnap(1, 3)
-	at.stand(t)
-	g.until("something has been moved", func() bool { return m.status().Moved > 0 })
+	at.stand(t) // the one source's first request, or
+	at.stand(t) // the other one's second, which comes when the first is dealt with
+	g.until("something has been moved", func() bool { return m.status().Moved >= 256<<10 })
 	m.stop()
 	close(at.open)
 	m.start()
@@ -262,9 +274,10 @@ func TestRegressionScylla29092(t *testing.T) {
 	g.lead(1)
 	close(at.open)
 	leader := g.member(1)
-	g.until("the leader has one", func() bool { return leader.recordedIndex() >= 10 })
+	taken := func() int64 { s := leader.status().Stats; return s.TakenOver + s.Adopted }
+	g.until("the leader has one", func() bool { return taken() > 0 })
 	g.until("all are at rest", func() bool { return g.resting() })
-	if n := leader.status().Stats.TakenOver + leader.status().Stats.Adopted; n != 1 {
+	if n := taken(); n != 1 {
 		t.Errorf("%d were taken over, want 1", n)
 	}
 }
@@ -280,7 +293,7 @@ func TestRetentionKeepsRecordedAndBase(t *testing.T) {
 		t.Fatal(err)
 	}
 	m.set(func(m *member) {
-		m.record = func(protocol.ID) error { return &protocol.Refusal{Kind: protocol.NotNeeded} }
+		m.record = func(context.Context, protocol.ID) error { return &protocol.Refusal{Kind: protocol.NotNeeded} }
 	})
 	g.write(5)
 	var others []protocol.ID

@@ -5,6 +5,7 @@ import (
 	"net/http"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/snapferry/snapferry/raftsnap/protocol"
 )
@@ -32,7 +33,7 @@ func (g *gate) stand(t *testing.T) {
 	t.Helper()
 	select {
 	case <-g.reached:
-	case <-t.Context().Done():
+	case <-time.After(patience):
 		t.Fatal("nobody came to the gate")
 	}
 }
@@ -57,7 +58,7 @@ var takeOverStages = []struct {
 		})
 	}},
 	{"recording", func(g *group, at *gate) {
-		g.member(1).set(func(m *member) { m.record = func(protocol.ID) error { return at.pass(g.t.Context()) } })
+		g.member(1).set(func(m *member) { m.record = func(ctx context.Context, _ protocol.ID) error { return at.pass(ctx) } })
 	}},
 }
 
@@ -151,12 +152,15 @@ func (g *group) sources(f func(m *member)) {
 func behind(t *testing.T, adjust ...func(*group)) *group {
 	t.Helper()
 	g := newGroup(t, 3, adjust...)
-	g.member(3).set(func(m *member) { m.paused = true })
+	g.member(3).lag()
 	g.write(30)
 	g.until("the log is cut", func() bool { return get(g.member(1), func(m *member) uint64 { return m.first }) > 1 })
 	g.until("all are at rest", func() bool { return g.resting() })
 	return g
 }
+
+// lag keeps a member from applying and from adopting, so that an install has all to do.
+func (m *member) lag() { m.set(func(m *member) { m.paused, m.deaf = true, true }) }
 
 func (m *member) appliedIndex() uint64 { return get(m, func(m *member) uint64 { return m.applied }) }
 
@@ -196,4 +200,24 @@ func TestInstallOverRestart(t *testing.T) {
 			g.until("the leader knows", func() bool { return len(ends(g.member(1))) > 0 })
 		})
 	}
+}
+
+// TestOutcomeIsToldAgain: the end of an install reaches the leader (R7), also when the first
+// call does not.
+func TestOutcomeIsToldAgain(t *testing.T) {
+	g := behind(t)
+	leader := g.member(1)
+	leader.set(func(m *member) { m.fault = answer(http.StatusServiceUnavailable, "/outcome") })
+	e := g.msgSnap(1, 3)
+	lost := func() int {
+		return g.member(3).attempts("tell", func(a Attempt) bool { return a.Outcome != "ok" })[1]
+	}
+	g.until("installed", func() bool {
+		return g.member(3).appliedIndex() >= e.SnapIndex && g.member(3).status().Stats.Installed == 1
+	})
+	// One of them may still be of progress.
+	before := lost()
+	g.until("two tries at least were lost", func() bool { return lost() >= before+3 })
+	leader.set(func(m *member) { m.fault = nil })
+	g.until("the leader knows", func() bool { return len(ends(leader)) == 1 })
 }

@@ -52,7 +52,8 @@ type Status struct {
 	// Recorded is the snapshot that Raft knows; its digest is zero while no snapshot here
 	// is that one.
 	Recorded protocol.ID
-	Source   uint64 // its maker; the own id for one made here, 0 while that is not known
+	Source   uint64   // its maker; the own id for one made here, 0 while that is not known
+	Holders  []uint64 // members that are known to hold it, nil while none is
 
 	Behind uint64        // entries applied since the recorded snapshot
 	Stale  time.Duration // since a snapshot was last recorded or installed here, or since Start
@@ -121,7 +122,7 @@ func (m *Manager) publish(v *protocol.View) Status {
 	rec, at := m.recordedID(v), l.machine.Status()
 	s := Status{
 		Stage: at.Stage.String(), Since: now - at.Since, Making: at.Making, Why: l.machine.Why(now, v),
-		Recorded: rec.id, Source: rec.maker.Maker,
+		Recorded: rec.id, Source: rec.maker.Maker, Holders: l.machine.Holders(rec.id),
 		Behind: v.Applied - min(v.Applied, v.RecordedIndex), Stale: now - l.success,
 		Transfers: len(l.fetches), Held: len(v.Held),
 		Leases: served.Leases, PinnedBytes: served.PinnedBytes,
@@ -163,6 +164,10 @@ func (m *Manager) alarm(text string) {
 // refused counts and tells a refusal that this member gave or got.
 func (m *Manager) refused(peer uint64, r *protocol.Refusal) {
 	m.count.refused.Add(1)
+	m.observeRefusal(peer, r)
+}
+
+func (m *Manager) observeRefusal(peer uint64, r *protocol.Refusal) {
 	m.opts.Logger.Debug("refused", "peer", peer, "kind", r.Kind, "text", r.Text)
 	observe(m.opts.Observer.Refused, Refused{Peer: peer, Kind: r.Kind})
 }

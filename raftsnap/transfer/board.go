@@ -22,9 +22,8 @@ const (
 // piece is a chunk that is wanted. All fields change under the board's lock.
 type piece struct {
 	snapstore.Piece
-	done   bool
-	missed bool            // none of the others has it
-	bad    map[*source]int // how often each source gave it wrong
+	done bool
+	bad  map[*source]int // how often each source gave it wrong
 }
 
 // task is what one request asks for: pieces that lie one after the other, or small ones of
@@ -72,6 +71,7 @@ type board struct {
 	running map[*task]struct{} // guarded by mu
 	all     []*piece           // guarded by mu
 	undone  int                // guarded by mu
+	misses  int                // guarded by mu; pieces that none of the others has
 	err     error              // guarded by mu; local, ends everything
 
 	requests, stolen int64 // guarded by mu
@@ -136,14 +136,15 @@ func (b *board) overLocked() bool {
 }
 
 // quotaLocked is how many workers of s may work at a time: one until the source has shown
-// that it answers, then its share of the window.
+// that it answers, then its share of the window. Sources that have not answered yet have
+// theirs kept free: the first one to answer may turn out to be the slow one.
 func (b *board) quotaLocked(s *source) int {
 	if !s.leased || s.fails > 0 {
 		return 1
 	}
 	live := 0
 	for _, o := range b.sources {
-		if o.out == nil && (o.leased || o == s) {
+		if o.out == nil {
 			live++
 		}
 	}

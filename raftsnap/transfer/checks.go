@@ -90,16 +90,18 @@ func (c *checks) judge(id protocol.ID, err error) error {
 	return refusal(protocol.Busy, "verify: %v", err)
 }
 
-// condemn puts a damaged snapshot into quarantine and tells the owner.
+// condemn puts a damaged snapshot into quarantine and tells the owner, once.
 func (c *checks) condemn(id protocol.ID, cause error) error {
-	if err := c.store.Quarantine(id, cause.Error()); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		cause = errors.Join(cause, err)
+	gone := refusal(protocol.Gone, "it was damaged and is in quarantine")
+	err := c.store.Quarantine(id, cause.Error())
+	if errors.Is(err, fs.ErrNotExist) {
+		return gone // somebody else found it too
 	}
 	c.mu.Lock()
 	c.bad++
 	c.mu.Unlock()
-	c.damaged(id, cause)
-	return refusal(protocol.Gone, "it was damaged and is in quarantine")
+	c.damaged(id, errors.Join(cause, err))
+	return gone
 }
 
 // found returns how many snapshots were found damaged.

@@ -10,7 +10,6 @@ import (
 
 	"github.com/snapferry/snapferry/raftsnap/protocol"
 	"github.com/snapferry/snapferry/raftsnap/snapstore"
-	"github.com/snapferry/snapferry/snapshot"
 )
 
 // flipper changes the byte at one place of each answer, as a bad cable would.
@@ -47,7 +46,7 @@ func always(int64) bool { return true }
 // A source whose bytes are wrong is marked and given up; the other one gives everything
 // (R10; consul#6893, hashicorp/raft#522).
 func TestFetchBadSource(t *testing.T) {
-	files := tree{"a": bytesOf(1, 64*mib)}
+	files := tree{"a": bytesOf(1, 48*mib)}
 	a, b := newPeer(t, 1, nil, nil), newPeer(t, 2, nil, nil)
 	held := hold(t, 10, files, a, b)
 	flipping(a, always)
@@ -78,8 +77,8 @@ func TestFetchBadSource(t *testing.T) {
 	if s.Failed == nil || s.Failed.Kind != protocol.FailCorrupt || s.Chunks != 0 || s.Bad < maxBad {
 		t.Errorf("the bad source: %+v, want it given up as corrupt", s)
 	}
-	if stats.Sources[1].Chunks != 16 || stats.Sources[1].Bad != 0 {
-		t.Errorf("the good source: %+v, want all 16 chunks", stats.Sources[1])
+	if stats.Sources[1].Chunks != 12 || stats.Sources[1].Bad != 0 {
+		t.Errorf("the good source: %+v, want all 12 chunks", stats.Sources[1])
 	}
 }
 
@@ -282,6 +281,10 @@ func TestDoubtFindsDamage(t *testing.T) {
 	if stats.Sources[0].Chunks != 2 {
 		t.Errorf("%d good chunks kept, want 2", stats.Sources[0].Chunks)
 	}
+	wantRefusal(t, p.server.checks.condemn(held.ID, snapstore.ErrCorrupt), protocol.Gone)
+	if n := p.server.Stats().Quarantined; n != 1 {
+		t.Errorf("quarantined %d times, want once", n)
+	}
 	fetch(t, Fetch{Store: s, ID: held.ID, Sources: sources(good)}, files)
 }
 
@@ -299,7 +302,6 @@ func TestDoubtUnfounded(t *testing.T) {
 	if len(p.store.List()) != 1 {
 		t.Error("the snapshot is gone")
 	}
-	_ = snapshot.Digest{}
 }
 
 // fetcherOf makes a transfer whose requests a test sends one by one.

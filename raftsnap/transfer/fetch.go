@@ -278,7 +278,7 @@ func (t *fetcher) work(ctx context.Context, s *source) {
 // release gives the leases back, so that sources need not wait for them to expire. A
 // transfer that was cancelled does not wait for the answer.
 func (t *fetcher) release(ctx context.Context) {
-	patience := 2 * time.Second
+	patience := 500 * time.Millisecond
 	if ctx.Err() != nil {
 		patience = 100 * time.Millisecond
 	}

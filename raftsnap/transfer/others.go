@@ -19,15 +19,15 @@ const (
 // snapshot but may hold the bytes (R10). It fails with why when there is a piece that
 // nobody has.
 func (t *fetcher) askOthers(ctx context.Context, left []*piece, why *protocol.Failure) error {
-	var work errgroup.Group
+	work, ctx := errgroup.WithContext(ctx)
 	work.SetLimit(t.Window)
 	for i, p := range left {
-		if t.board.hopeless(left[:i]) {
+		if ctx.Err() != nil || t.board.hopeless() {
 			break
 		}
 		work.Go(func() error { return t.askEach(ctx, p, i) })
 	}
-	if err := errors.Join(ctx.Err(), work.Wait()); err != nil {
+	if err := work.Wait(); err != nil {
 		return err
 	}
 	for _, p := range left {
@@ -38,18 +38,11 @@ func (t *fetcher) askOthers(ctx context.Context, left []*piece, why *protocol.Fa
 	return nil
 }
 
-// hopeless tells whether so many of the pieces that were asked for are with nobody that it
-// makes no sense to go on.
-func (b *board) hopeless(asked []*piece) bool {
+// hopeless tells whether so many pieces are with nobody that it makes no sense to go on.
+func (b *board) hopeless() bool {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	misses := 0
-	for _, p := range asked {
-		if p.missed {
-			misses++
-		}
-	}
-	return misses >= maxMisses
+	return b.misses >= maxMisses
 }
 
 // askEach asks the others for a piece, beginning with another one each time.
@@ -71,7 +64,7 @@ func (t *fetcher) askEach(ctx context.Context, p *piece, turn int) error {
 			return ctx.Err()
 		}
 	}
-	t.board.miss(p)
+	t.board.miss()
 	return nil
 }
 
@@ -128,8 +121,8 @@ func (b *board) heard(s *source, p *piece, err error) bool {
 	return err == nil
 }
 
-func (b *board) miss(p *piece) {
+func (b *board) miss() {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	p.missed = true
+	b.misses++
 }

@@ -95,12 +95,13 @@ func (s *Server) takeLease(w http.ResponseWriter, r *http.Request, k leaseKey) e
 
 // manifest sends the manifest; whoever has it also has a lease.
 func (s *Server) manifest(w http.ResponseWriter, r *http.Request, k leaseKey) error {
-	l, data, err := s.lease(r, k)
+	_, data, err := s.lease(r, k)
 	if err != nil {
 		return err
 	}
 	s.beginData(w, http.StatusOK, int64(len(data)))
-	return s.aborting(s.write(w, l, data))
+	// No lease is renewed by it: whoever asks for manifests only is reading nothing.
+	return s.aborting(s.write(w, data))
 }
 
 // file sends a file or a range of it.
@@ -263,14 +264,14 @@ func copySlice(w io.Writer, f *os.File, n int64) (int64, error) {
 }
 
 // write sends bytes in slices.
-func (s *Server) write(w http.ResponseWriter, l *lease, data []byte) error {
+func (s *Server) write(w http.ResponseWriter, data []byte) error {
 	rc := http.NewResponseController(w)
 	for len(data) > 0 {
 		if err := s.extend(rc); err != nil {
 			return err
 		}
 		n, err := w.Write(data[:min(len(data), serveSlice)])
-		s.count(l, int64(n))
+		s.count(nil, int64(n))
 		if err != nil {
 			return err
 		}
@@ -302,7 +303,7 @@ func (s *Server) pace(ctx context.Context, n int64) error {
 	return s.opts.Work.Wait(ctx, int(n))
 }
 
-// count renews a lease by what was moved under it; l is nil for single chunks.
+// count renews a lease by what was moved under it; l is nil for what needs none.
 func (s *Server) count(l *lease, n int64) {
 	if n <= 0 {
 		return
@@ -324,7 +325,7 @@ func (s *Server) chunk(w http.ResponseWriter, name string) error {
 		return refusal(protocol.Gone, "no chunk with that digest")
 	}
 	s.beginData(w, http.StatusOK, int64(len(data)))
-	return s.aborting(s.write(w, nil, data))
+	return s.aborting(s.write(w, data))
 }
 
 // doubt reads a chunk again that a receiver found to be wrong. If it is wrong here, the

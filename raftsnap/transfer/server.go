@@ -260,7 +260,8 @@ func (s *Server) limited(w http.ResponseWriter, r *http.Request, serve func() er
 	default:
 		return refusal(protocol.Busy, "%d requests are being served", cap(s.serving))
 	}
-	// At Close a receiver that takes its time must not be waited for.
+	// At Close a receiver that takes its time must not be waited for. The deadline ends with
+	// the request: net/http sees to that.
 	rc := http.NewResponseController(w)
 	unhook := context.AfterFunc(s.ctx, func() { _ = rc.SetWriteDeadline(time.Unix(1, 0)) })
 	defer unhook()

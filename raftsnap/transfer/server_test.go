@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"io"
 	"net/http"
+	"net/http/httptest"
+	"os"
 	"strings"
 	"testing"
 	"time"
@@ -93,7 +95,8 @@ func TestInfoWaitIsBounded(t *testing.T) {
 		return protocol.Answer{}
 	}}
 	p := newPeer(t, 1, &ServerOptions{MaxWait: time.Minute}, c)
-	client := newClient(t)
+	client := NewClient(&ClientOptions{Timeout: time.Hour})
+	defer client.Close()
 
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
@@ -144,7 +147,7 @@ func TestFetchBusySource(t *testing.T) {
 	fetch(t, Fetch{Store: newStore(t), ID: held.ID, Sources: sources(p)}, files)
 
 	p.server.serving <- struct{}{}
-	_, _, err := newClient(t).Fetch(t.Context(), Fetch{Store: newStore(t), ID: held.ID, Sources: sources(p), Idle: 20 * time.Millisecond})
+	_, _, err := newClient(t).Fetch(t.Context(), Fetch{Store: newStore(t), ID: held.ID, Sources: sources(p), Idle: 500 * time.Millisecond})
 	wantFailure(t, err, protocol.FailBusy, 1)
 	<-p.server.serving
 }
@@ -307,20 +310,91 @@ func TestServeRanges(t *testing.T) {
 	}
 }
 
+// deaf is the connection of a receiver that does not read: writes end by the deadline only.
+type deaf struct {
+	httptest.ResponseRecorder
+	writing, cut chan struct{}
+}
+
+func (d *deaf) Write([]byte) (int, error) {
+	close(d.writing)
+	<-d.cut
+	return 0, os.ErrDeadlineExceeded
+}
+
+func (d *deaf) SetWriteDeadline(at time.Time) error {
+	if !at.IsZero() && at.Before(time.Now()) {
+		close(d.cut)
+	}
+	return nil
+}
+
 // Close cuts an answer whose receiver does not read, and returns (RATIS-987: every path
 // ends what it began).
 func TestServerCloseCutsAnswers(t *testing.T) {
 	p := newPeer(t, 1, nil, nil)
-	held := hold(t, 10, tree{"a": bytesOf(1, 64*mib)}, p)
+	held := hold(t, 10, tree{"a": bytesOf(1, 2*mib)}, p)
 	snap := "snapshots/" + held.ID.String()
 	send(t, p, http.MethodPost, snap+"/lease", "")
-	resp := send(t, p, http.MethodGet, snap+"/files/0", "") // nobody reads it
+	w := &deaf{*httptest.NewRecorder(), make(chan struct{}), make(chan struct{})}
+	ended := make(chan any, 1)
+	go func() {
+		defer func() { ended <- recover() }()
+		r := httptest.NewRequest(http.MethodGet, Prefix+snap+"/files/0", nil)
+		r.Header.Set(transferHeader, "t1")
+		p.server.ServeHTTP(w, r)
+	}()
+	<-w.writing
 	p.server.Close()
-	if n, err := io.Copy(io.Discard, resp.Body); err == nil {
-		t.Errorf("%d bytes came after Close without an error", n)
+	if got := <-ended; got != http.ErrAbortHandler {
+		t.Errorf("the answer ended with %v, want it aborted", got)
 	}
 	if n := p.server.Stats().Leases; n != 0 {
 		t.Errorf("%d leases after Close", n)
 	}
 	wantRefusal(t, readRefusal(send(t, p, http.MethodGet, snap+"/manifest", "")), protocol.Closed)
+}
+
+// A receiver that stops reading is cut off after a while, so that it does not hold its slot
+// and its file for ever.
+func TestServeStalledReceiver(t *testing.T) {
+	const stall = 100 * time.Millisecond
+	p := newPeer(t, 1, &ServerOptions{Stall: stall}, nil)
+	held := hold(t, 10, tree{"a": bytesOf(1, 64*mib), "b": bytesOf(2, 10)}, p)
+	snap := "snapshots/" + held.ID.String()
+	send(t, p, http.MethodPost, snap+"/lease", "")
+	ended := make(chan struct{})
+	p.onData(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		defer close(ended)
+		next.ServeHTTP(w, r)
+	})
+	send(t, p, http.MethodGet, snap+"/files/0", "") // nobody reads it
+	<-ended
+}
+
+// Transfers work over TLS, and stay with HTTP/1.1 there.
+func TestFetchTLS(t *testing.T) {
+	files := tree{"a": bytesOf(1, 5*mib), "b": bytesOf(2, 10)}
+	p := newPeer(t, 1, nil, nil)
+	held := hold(t, 10, files, p)
+	web := httptest.NewUnstartedServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if r.ProtoMajor != 1 {
+			t.Errorf("request by %s", r.Proto)
+		}
+		p.server.ServeHTTP(w, r)
+	}))
+	web.EnableHTTP2 = true
+	web.Config.ErrorLog = discardLog()
+	web.StartTLS()
+	defer web.Close()
+
+	c := NewClient(&ClientOptions{TLS: web.Client().Transport.(*http.Transport).TLSClientConfig})
+	defer c.Close()
+	s := newStore(t)
+	if _, _, err := c.Fetch(t.Context(), Fetch{Store: s, ID: held.ID, Sources: []Source{{ID: 1, URL: web.URL}}}); err != nil {
+		t.Fatal(err)
+	}
+	checkTree(t, s, held.ID, files)
+	_, _, err := newClient(t).Fetch(t.Context(), Fetch{Store: newStore(t), ID: held.ID, Sources: []Source{{ID: 1, URL: web.URL}}})
+	wantFailure(t, err, protocol.FailUnreachable, 1) // whose certificate is unknown
 }

@@ -35,6 +35,9 @@ func NormalURL(raw string, insecure bool) (string, error) {
 	return u.Scheme + "://" + net.JoinHostPort(strings.ToLower(u.Hostname()), u.Port()), nil
 }
 
+// CheckName refuses what cannot be a member's name.
+func CheckName(name string) error { return checkName(name) }
+
 // checkName allows what is safe in a file name, a header and a log.
 func checkName(name string) error {
 	ok := func(r rune) bool {

@@ -156,6 +156,28 @@ func (d *Door) Retire() error {
 	return d.save(id)
 }
 
+// SaveTable keeps the member table as it is now, for a start that finds no snapshot to
+// take it from.
+func (d *Door) SaveTable(members []protocol.Member) error {
+	return d.disk.put(tableFile, tableKind, table{members})
+}
+
+// LoadTable returns what SaveTable kept last; nothing kept is fs.ErrNotExist.
+func (d *Door) LoadTable() ([]protocol.Member, error) {
+	var t table
+	err := d.disk.get(tableFile, tableKind, &t)
+	return t.Members, err
+}
+
+const (
+	tableFile = "table.json"
+	tableKind = "table"
+)
+
+type table struct {
+	Members []protocol.Member `json:"members"`
+}
+
 // Incarnation returns the data directory that stands behind a Raft id as far as this
 // member has seen, "" while it has not. The own one is known too.
 func (d *Door) Incarnation(id uint64) string {
