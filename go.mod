@@ -3,6 +3,7 @@ module github.com/snapferry/snapferry
 go 1.26.5
 
 require (
+	github.com/anishathalye/porcupine v1.3.1
 	github.com/cockroachdb/pebble/v2 v2.1.7
 	github.com/google/go-cmp v0.7.0
 	github.com/klauspost/compress v1.20.4

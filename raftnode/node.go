@@ -210,6 +210,9 @@ func (n *Node) propose(in mail) {
 // something has changed that snapshots depend on.
 func (n *Node) publish() {
 	n.stale = false
+	if n.member.recorded.Index > bootIndex {
+		n.member.back(n.store.List())
+	}
 	v := n.member.view(n.applier.applied.Load(), n.lineage(), n.transport.Active)
 	n.view.Store(&v)
 	conf := fromConfState(n.member.conf)

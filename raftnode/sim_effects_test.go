@@ -10,10 +10,15 @@ import (
 // view is what the machine sees.
 func (n *simNode) view() *protocol.View {
 	v := n.member.view(n.applier.applied.Load(), n.lineage(), n.active)
-	for _, id := range n.heldIDs() {
-		v.Held = append(v.Held, n.store[id].held)
-	}
+	v.Held = n.held()
 	return &v
+}
+
+func (n *simNode) held() (all []protocol.Held) {
+	for _, id := range n.heldIDs() {
+		all = append(all, n.store[id].held)
+	}
+	return all
 }
 
 // step gives the machine an event and does what it says, as raftsnap.Manager does.

@@ -253,6 +253,7 @@ func (n *simNode) ticker(run int) func() {
 			return
 		}
 		n.check(n.member.tick())
+		n.member.back(n.held())
 		n.pump()
 		n.step(protocol.Tick{})
 		n.s.after(simTick, n.ticker(run))

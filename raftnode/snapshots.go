@@ -12,6 +12,7 @@ import (
 
 	"github.com/snapferry/snapferry/raftnode/internal/raftlog"
 	"github.com/snapferry/snapferry/raftsnap/protocol"
+	"github.com/snapferry/snapferry/snapshot"
 )
 
 // send sends messages. A MsgSnap goes without data, and only to a member that the
@@ -32,8 +33,11 @@ func (m *member) send(msgs []*pb.Message) {
 // for a snapshot that will do.
 func (m *member) announce(msg *pb.Message) bool {
 	to, meta := msg.GetTo(), msg.GetSnapshot().GetMetadata()
-	usable := m.recorded.Index == meta.GetIndex() && !m.recorded.Digest.IsZero()
-	if !usable || !fromConfState(meta.GetConfState()).Has(to) {
+	if m.recorded.Index != meta.GetIndex() || m.recorded.Digest.IsZero() {
+		m.rn.ReportSnapshot(to, raft.SnapshotFailure) // until one is there again: see back
+		return false
+	}
+	if !fromConfState(meta.GetConfState()).Has(to) {
 		m.rn.ReportSnapshot(to, raft.SnapshotFailure)
 		m.out.Want(max(m.added[to], meta.GetIndex()+1), to)
 		return false
@@ -129,6 +133,24 @@ func (m *member) record(id protocol.ID, meta protocol.Meta, applied uint64, hold
 		return nil, err
 	}
 	return &protocol.Refusal{Kind: kind, Text: err.Error(), Term: m.term}, nil
+}
+
+// back finds the snapshot behind the newest record among those that are held. After a
+// start without its directory, or when that was damaged, one of the same index comes from
+// another member; the record stays what it is.
+func (m *member) back(held []protocol.Held) {
+	backed := false
+	for _, h := range held {
+		if h.ID == m.recorded {
+			return
+		}
+		if h.ID.Index == m.recorded.Index && h.ID.Term == m.recorded.Term {
+			m.recorded, m.holders, backed = h.ID, []uint64{m.cfg.id}, true
+		}
+	}
+	if !backed {
+		m.recorded.Digest = snapshot.Digest{}
+	}
 }
 
 // install gives Raft a durable snapshot in the place of the one that e announced (R8.3).

@@ -99,6 +99,7 @@ func (m *Machine) observe() {
 		m.started = true
 		s.recordedAt, s.roundAt, s.role, s.term = m.now, m.now-m.cfg.MinGap, v.Role, v.Term
 		s.recorded, s.spreadAt = v.RecordedIndex, m.now
+		s.lost = v.RecordedIndex > 0 && v.recordedHeld() == nil
 	}
 	if v.RecordedIndex != s.recorded {
 		s.recorded, s.recordedAt = v.RecordedIndex, m.now
