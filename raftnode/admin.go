@@ -3,14 +3,12 @@ package raftnode
 import (
 	"context"
 	"crypto/rand"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"slices"
 	"time"
 
 	pb "go.etcd.io/raft/v3/raftpb"
-	"google.golang.org/protobuf/proto"
 
 	"github.com/snapferry/snapferry/raftnode/internal/peer"
 	"github.com/snapferry/snapferry/raftsnap/protocol"
@@ -158,9 +156,8 @@ func (n *Node) changeMembers(ctx context.Context, kind pb.ConfChangeType, r prot
 
 // changeCommitted tells whoever proposed a change.
 func (n *Node) changeCommitted(e *pb.Entry) {
-	var cc pb.ConfChangeV2
-	var c change
-	if proto.Unmarshal(e.GetData(), &cc) != nil || json.Unmarshal(cc.GetContext(), &c) != nil {
+	_, c, err := decodeChange(e)
+	if err != nil {
 		return // not of this program
 	}
 	n.mu.Lock()

@@ -23,6 +23,7 @@ type work struct {
 type confWork struct {
 	conf  protocol.Conf
 	table []protocol.Member
+	left  bool // the change takes this member out of the group
 }
 
 type installWork struct {

@@ -324,10 +324,11 @@ func (m *member) deliver(entries []*pb.Entry) error {
 		if run < i {
 			m.out.Apply(work{entries: entries[run:i]})
 		}
-		if err := m.applyConf(e); err != nil {
+		left, err := m.applyConf(e)
+		if err != nil {
 			return err
 		}
-		m.out.Apply(work{entries: entries[i : i+1], conf: &confWork{conf: fromConfState(m.conf), table: m.members()}})
+		m.out.Apply(work{entries: entries[i : i+1], conf: &confWork{conf: fromConfState(m.conf), table: m.members(), left: left}})
 		run = i + 1
 	}
 	if run < len(entries) {

@@ -98,28 +98,17 @@ func (m *member) caughtUp(id, match uint64) error {
 	return err
 }
 
-// applyConf makes a committed change take effect.
-func (m *member) applyConf(e *pb.Entry) error {
-	var cc pb.ConfChangeV2
-	var old pb.ConfChange
-	var either pb.ConfChangeI = &cc
-	message := proto.Message(&cc)
-	if e.GetType() == pb.EntryConfChange {
-		either, message = &old, &old
-	}
-	if err := proto.Unmarshal(e.GetData(), message); err != nil {
-		return fmt.Errorf("entry %d: change of the membership: %w: %v", e.GetIndex(), ErrCorrupt, err)
-	}
-	v2 := either.AsV2()
-	var c change
-	if len(v2.GetContext()) > 0 {
-		if err := json.Unmarshal(v2.GetContext(), &c); err != nil {
-			return fmt.Errorf("entry %d: change of the membership: %w: %v", e.GetIndex(), ErrCorrupt, err)
-		}
+// applyConf makes a committed change take effect, and tells whether it takes this member
+// out of the group.
+func (m *member) applyConf(e *pb.Entry) (left bool, err error) {
+	v2, c, err := decodeChange(e)
+	if err != nil {
+		return false, fmt.Errorf("entry %d: change of the membership: %w: %v", e.GetIndex(), ErrCorrupt, err)
 	}
 	m.conf = m.rn.ApplyConfChange(v2)
 	for _, single := range v2.GetChanges() {
 		m.applySingle(single, c.Member, e.GetIndex())
+		left = left || single.GetType() == pb.ConfChangeRemoveNode && single.GetNodeId() == m.cfg.id
 	}
 	if m.pendingConf == math.MaxUint64 {
 		m.pendingConf = 0
@@ -128,7 +117,23 @@ func (m *member) applyConf(e *pb.Entry) error {
 	if m.role == protocol.Leader && len(m.table) > 1 {
 		m.wantFor(v2.GetChanges(), e.GetIndex())
 	}
-	return nil
+	return left, nil
+}
+
+// decodeChange reads an entry of either kind that Raft has for changes.
+func decodeChange(e *pb.Entry) (v2 *pb.ConfChangeV2, c change, err error) {
+	if e.GetType() == pb.EntryConfChange {
+		var old pb.ConfChange
+		err = proto.Unmarshal(e.GetData(), &old)
+		v2 = old.AsV2()
+	} else {
+		v2 = &pb.ConfChangeV2{}
+		err = proto.Unmarshal(e.GetData(), v2)
+	}
+	if err == nil && len(v2.GetContext()) > 0 {
+		err = json.Unmarshal(v2.GetContext(), &c)
+	}
+	return v2, c, err
 }
 
 func (m *member) applySingle(c *pb.ConfChangeSingle, r protocol.Member, index uint64) {

@@ -244,6 +244,11 @@ func (n *Node) apply() {
 				return
 			}
 			n.reads.reached(n.applier.applied.Load())
+			if w.conf != nil && w.conf.left {
+				n.leave()
+				abandon(all[i+1:])
+				return
+			}
 		}
 	}
 }
@@ -385,7 +390,17 @@ func (r receiver) Unreachable(id uint64) {
 	_ = r.n.box.put(func(in *mail) bool { in.unreachable = append(in.unreachable, id); return true })
 }
 
-// removed is told that this member belongs to the group no more.
+// leave ends a member whose own log says that it was removed. Its directory refuses to
+// start from now on.
+func (n *Node) leave() {
+	if err := n.door.Retire(); err != nil {
+		n.opts.Logger.Error("removal was not noted", "err", err)
+	}
+	n.stop(wrap("run member", n.opts.Name, ErrRemoved))
+}
+
+// removed is told that this member belongs to the group no more. One other member's word
+// ends this run, but only the own log ends the directory's use.
 func (n *Node) removed(by uint64) {
 	n.opts.Logger.Warn("removed from the group", "says", by)
 	n.stop(wrap("run member", n.opts.Name, ErrRemoved))

@@ -36,6 +36,7 @@ func (m *Manager) do(f protocol.Effect, v *protocol.View) {
 		leading := v.Role == protocol.Leader
 		m.works.Go(func() { m.makeSnapshot(leading) })
 	case protocol.Record:
+		m.loop.recording++
 		m.works.Go(func() { m.record(f) })
 	case protocol.Hand:
 		m.works.Go(func() { m.hand(f) })
@@ -262,7 +263,10 @@ func (m *Manager) record(f protocol.Record) {
 		m.countRecord(f)
 	}
 	observe(m.opts.Observer.Recorded, Recorded{ID: f.ID, Purpose: f.Purpose, Source: f.Source, Duration: time.Since(began), Err: err})
-	m.reportThen(entry{event: done, then: func(l *loop) { m.gave(l, held, err == nil) }})
+	m.reportThen(entry{event: done, then: func(l *loop) {
+		l.recording--
+		m.gave(l, held, err == nil)
+	}})
 }
 
 func (m *Manager) countRecord(f protocol.Record) {

@@ -16,6 +16,7 @@ type loop struct {
 	questions []*question // of other members, kept open
 	wishes    []*wish     // of callers of Snapshot
 	recorded  recorded
+	recording int           // Records under way
 	success   time.Duration // when a snapshot was last recorded or installed
 	alarms    []string
 }

@@ -92,6 +92,9 @@ func (m *Manager) settle() {
 // grant answers the callers of Snapshot whose index is recorded.
 func (m *Manager) grant(v *protocol.View) {
 	l := &m.loop
+	if l.recording > 0 {
+		return // the view may show it before it is counted
+	}
 	l.wishes = slices.DeleteFunc(l.wishes, func(w *wish) bool {
 		if v.RecordedIndex < w.min {
 			return false
