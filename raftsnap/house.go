@@ -3,6 +3,7 @@ package raftsnap
 import (
 	"context"
 	"errors"
+	"io/fs"
 	"slices"
 	"time"
 
@@ -137,7 +138,11 @@ func (m *Manager) servedDamaged(id protocol.ID, cause error) {
 }
 
 func (m *Manager) quarantine(id protocol.ID, why string) {
-	if err := m.store.Quarantine(id, why); err != nil {
+	err := m.store.Quarantine(id, why)
+	if errors.Is(err, fs.ErrNotExist) {
+		return // the server has found the same and was quicker
+	}
+	if err != nil {
 		m.opts.Logger.Error("quarantine", "index", id.Index, "error", err)
 	}
 	m.tellDamaged(id, why)

@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -187,7 +188,7 @@ func TestBatches(t *testing.T) {
 		requests.Store(r, true)
 		serve(w, r)
 	})
-	c := g.client(&cpwire.Options{InFlight: 1})
+	c := g.client(&cpwire.Options{InFlight: 1, TryTimeout: time.Hour})
 	const n = 200
 	var wg sync.WaitGroup
 	g.mu.Lock() // the first request waits, the others gather
@@ -218,18 +219,25 @@ func TestBatches(t *testing.T) {
 func TestSharedCommands(t *testing.T) {
 	g := newGroup(t, 1)
 	const n = 10 * inFlight
+	b := &g.members[0].svc.batcher
+	var taken atomic.Int64
+	run := b.Run
+	b.Run = func(all []*pending) {
+		taken.Add(int64(len(all)))
+		run(all)
+	}
 	var wg sync.WaitGroup
-	g.mu.Lock()
+	g.mu.Lock() // no command is done before all requests are there
 	for i := range n {
 		a := cpwire.Append{Task: task(fmt.Sprint("t", i)), Slot: 1, Nonce: cpwire.Nonce{1, byte(i)}, Body: fmt.Append(nil, i)}
-		c := g.client(nil)
+		c := g.client(&cpwire.Options{TryTimeout: time.Hour})
 		wg.Go(func() {
 			if r, err := c.Append(t.Context(), a); err != nil || r.Status != cpwire.Appended || r.Slot != 1 {
 				t.Errorf("append %d: %+v, %v", i, r, err)
 			}
 		})
 	}
-	waitFor(t, func() bool { return g.members[0].svc.batcher.Waiting() >= n-inFlight })
+	waitFor(t, func() bool { return taken.Load()+int64(b.Waiting()) == n })
 	g.mu.Unlock()
 	wg.Wait()
 	if got := g.proposals.Load(); got > 2*inFlight {
@@ -286,6 +294,26 @@ func TestReads(t *testing.T) {
 	}
 	if status, _, body := g.members[2].call("GET", "/v1/tasks/orders/p7/head", ""); status != 200 || body != string(last.Body) {
 		t.Errorf("plain read: %d %q", status, body)
+	}
+}
+
+// A leader that is cut off does not hold a client up once the others have a new one.
+func TestLeaderCutOff(t *testing.T) {
+	g := newGroup(t, 3)
+	c := g.client(&cpwire.Options{TryTimeout: 50 * time.Millisecond})
+	es := fill(t, c, task("p7"), 1)
+	g.members[0].breakNet(hang)
+	g.lead(1)
+	r, err := c.Append(t.Context(), cpwire.Append{Task: task("p7"), Slot: 2, Prev: es[0].Digest, Nonce: cpwire.Nonce{1}})
+	if err != nil || !r.Status.InLog() || r.Slot != 2 {
+		t.Errorf("append: %+v, %v", r, err)
+	}
+	if e, err := c.Head(t.Context(), task("p7")); err != nil || e.Slot != 2 {
+		t.Errorf("head: %+v, %v", e, err)
+	}
+	s, err := c.Cluster(t.Context())
+	if err != nil || s.Leader != "n2" || s.Members[0].Reachable {
+		t.Errorf("status %+v, %v", s, err)
 	}
 }
 

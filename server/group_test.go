@@ -20,14 +20,14 @@ import (
 
 // real is a group of servers as users start them, in one process.
 type real struct {
-	t       *testing.T
+	t       testing.TB
 	dir     string
 	initial map[string]string
 	mu      sync.Mutex
 	servers map[string]*Server
 }
 
-func newReal(t *testing.T, n int) *real {
+func newReal(t testing.TB, n int) *real {
 	t.Helper()
 	r := &real{t: t, dir: t.TempDir(), initial: map[string]string{}, servers: map[string]*Server{}}
 	for i := range n {
@@ -46,7 +46,7 @@ func newReal(t *testing.T, n int) *real {
 
 // freeAddress finds a port that nobody has. Another process may take it before it is used,
 // which the kernel makes unlikely by going round.
-func freeAddress(t *testing.T) string {
+func freeAddress(t testing.TB) string {
 	t.Helper()
 	ln, err := net.Listen("tcp", "127.0.0.1:0")
 	if err != nil {

@@ -45,7 +45,6 @@ type group struct {
 	lag    string // member that cannot be promoted
 
 	proposals atomic.Int64
-	appends   atomic.Int64
 }
 
 // member is one of a group, with its API behind a net that a test can break.

@@ -28,7 +28,12 @@ import (
 func main() {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()
-	met, err := run(ctx, os.Args[1:])
+	met, err := true, error(nil)
+	if args := os.Args[1:]; len(args) > 0 && args[0] == partCommand {
+		err = runPart(ctx, args[1:])
+	} else {
+		met, err = run(ctx, args)
+	}
 	switch {
 	case errors.Is(err, flag.ErrHelp):
 		os.Exit(2)
@@ -69,11 +74,15 @@ type measured struct {
 	Ours      []float64 `json:"ours"`
 	Reference []float64 `json:"reference"`
 	Note      string    `json:"note,omitempty"`
+	Missed    bool      `json:"missed,omitempty"` // a limit beside the ratio's, which Note tells
 }
 
 var rows = []row{
 	{"commits", "commits of 64 clients to 500 tasks, 2 kB each, against etcd's puts", "/s", limit{atLeast: 1}, (*bench).commits},
 	{"latency", "p99 of the same load while snapshots of 1 GiB are made and moved, against none", "ms", limit{atMost: 1.5}, (*bench).latency},
+	{"install", "full install of 2 GiB over loopback, against plain HTTP to a file with fdatasync", " MiB/s", limit{atLeast: 0.8}, (*bench).install},
+	{"delta", "install of 2 GiB, 1 % changed since the snapshot that is held, against a full one", " MiB/s", limit{atLeast: 8}, (*bench).delta},
+	{"rtt", "install over a round trip of 10 ms, against stop and wait with 4 MiB at a time", " MiB/s", limit{atLeast: 5}, (*bench).rtt},
 }
 
 // bench is one run of this program.
@@ -155,7 +164,7 @@ func (b *bench) report(picked []string, asJSON bool) (met bool, err error) {
 		}
 		l := line{Row: r.name, Work: r.work, Unit: r.unit, Limit: r.limit.String(), measured: m}
 		l.Ratio = median(m.Ours) / median(m.Reference)
-		l.Met = r.limit.met(l.Ratio)
+		l.Met = r.limit.met(l.Ratio) && !m.Missed
 		met = met && l.Met
 		lines = append(lines, l)
 	}

@@ -27,7 +27,8 @@ type Options struct {
 	TryTimeout time.Duration
 	// FirstDelay and MaxDelay bound the jittered delay between tries. Defaults: 10 ms and 250 ms.
 	FirstDelay, MaxDelay time.Duration
-	// InFlight is how many requests with appends travel at once. Default 4.
+	// InFlight is how many requests with appends travel at once. Default 2, which
+	// keeps the group busy and lets appends gather.
 	InFlight int
 }
 
@@ -47,7 +48,7 @@ func (o *Options) withDefaults() Options {
 	def(&out.MaxDelay, 250*time.Millisecond)
 	out.MaxDelay = max(out.MaxDelay, out.FirstDelay)
 	if out.InFlight <= 0 {
-		out.InFlight = 4
+		out.InFlight = 2
 	}
 	return out
 }

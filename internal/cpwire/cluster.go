@@ -19,6 +19,7 @@ var errClosed = fmt.Errorf("client: %w", sentinel.Closed)
 const (
 	changeTimeout   = 20 * time.Second
 	snapshotTimeout = 10 * time.Minute
+	tellTimeout     = 5 * time.Second // a member asks all others before it tells
 )
 
 // Change is the body of a request that changes the membership.
@@ -49,8 +50,8 @@ func (c *Client) AddLearner(ctx context.Context, id, url string) (m Member, err 
 	return m, about("add learner", id, err)
 }
 
-// Promote makes a learner a voter; sentinel.Conflict while it lags. One that votes is
-// success.
+// Promote makes a learner a voter, once it has all that is committed; it waits for that as
+// long as the client has patience. One that votes is success.
 func (c *Client) Promote(ctx context.Context, id string) error {
 	return about("promote", id, c.change(ctx, PathPromote, Change{ID: id}, nil))
 }
@@ -107,7 +108,7 @@ func (c *Client) anyone(ctx context.Context, path string, out any) error {
 	answers := make(chan outcomeOf[*answer], len(urls))
 	ask := func(at string) {
 		wg.Go(func() {
-			a, err := c.exchange(ctx, at, request{http.MethodGet, path, nil, c.opts.TryTimeout})
+			a, err := c.exchange(ctx, at, request{http.MethodGet, path, nil, tellTimeout})
 			answers <- outcomeOf[*answer]{a, err}
 		})
 	}

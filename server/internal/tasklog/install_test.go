@@ -97,6 +97,8 @@ func TestSnapshotFilesNeverChange(t *testing.T) {
 		t.Fatal(err)
 	}
 
+	wantLinks(t, snap, installer.m.place.path(installer.m.place.number))
+
 	for _, k := range []*kit{maker, installer} {
 		k.fill(2, 3000)
 		if err := k.m.mu.db.Flush(); err != nil {
@@ -114,6 +116,31 @@ func TestSnapshotFilesNeverChange(t *testing.T) {
 	}
 	if got := maker.m.AppliedIndex(); got != 200 {
 		t.Errorf("applied %d after going back", got)
+	}
+}
+
+// wantLinks checks that tables, and nothing else, are shared with the snapshot.
+func wantLinks(t *testing.T, snap, db string) {
+	t.Helper()
+	shared := 0
+	for name := range filesOf(t, snap) {
+		a, err := os.Stat(filepath.Join(snap, name))
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, err := os.Stat(filepath.Join(db, name))
+		if err != nil {
+			continue // the database needed it no more
+		}
+		if os.SameFile(a, b) != immutable(name) {
+			t.Errorf("%s is shared: %v", name, !immutable(name))
+		}
+		if immutable(name) {
+			shared++
+		}
+	}
+	if shared == 0 {
+		t.Error("no table is shared")
 	}
 }
 

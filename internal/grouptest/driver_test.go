@@ -1,0 +1,110 @@
+//go:build linux
+
+package grouptest
+
+import (
+	"context"
+	"fmt"
+	"iter"
+	"math/rand/v2"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	"github.com/snapferry/snapferry/checkpoint"
+	"github.com/snapferry/snapferry/checkpoint/checkpointtest"
+	"github.com/snapferry/snapferry/checkpoint/raftcp"
+	"github.com/snapferry/snapferry/internal/cpwire"
+)
+
+// The contract of a checkpoint driver holds over a group (P13), and cases begin in trouble:
+// the leader was killed, or cut off, just before.
+func TestFaultDriver(t *testing.T) {
+	t.Parallel()
+	g := newGroup(t, options{entries: 200, trail: 50})
+	rng := rand.New(rand.NewPCG(newSeed(t), 7))
+	var trouble sync.WaitGroup
+	opts := checkpointtest.Options{ComparesHead: true, KeepsBodies: cpwire.KeptBodies, Writers: 4, Appends: 10 * times(1, 4)}
+	n := 0
+	checkpointtest.Run(t, func(t *testing.T) checkpoint.Driver {
+		trouble.Wait()
+		n++
+		if every := times(3, 1); n%every == 0 || n > 14 { // the last ones have many writers
+			begun := make(chan struct{})
+			trouble.Go(func() { g.trouble(rng, begun) })
+			<-begun
+		}
+		d, err := raftcp.Open(g.urls(), &raftcp.Options{Patience: patience})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ownStore{d, fmt.Sprint("c", n, "-")}
+	}, &opts)
+	trouble.Wait()
+	g.eventually("all members level", level)
+	if n := g.eyes.terms(); n < 4 {
+		t.Errorf("the suite saw %d terms, which is no trouble", n)
+	}
+}
+
+// trouble kills the leader, takes it off the net, or lets the others not hear it. Some time
+// later, when there is another leader as a rule, all is well again.
+func (g *group) trouble(rng *rand.Rand, begun chan<- struct{}) {
+	lead, others := g.leader(), g.followers()
+	end := lead.plug
+	switch rng.IntN(3) {
+	case 0:
+		lead.kill()
+		end = func() { lead.start() }
+	case 1:
+		lead.unplug()
+	case 2:
+		p := partitions[2]
+		p.cut(lead, others)
+		end = func() { p.mend(lead, others) }
+	}
+	close(begun)
+	pause(2*time.Second, nil)
+	end()
+}
+
+// ownStore is a part of a group's tasks, as if it were a store of its own.
+type ownStore struct {
+	checkpoint.Driver
+	prefix string
+}
+
+func (o ownStore) in(t checkpoint.TaskID) checkpoint.TaskID {
+	return checkpoint.TaskID{Job: o.prefix + t.Job, Task: t.Task}
+}
+
+func (o ownStore) Head(ctx context.Context, t checkpoint.TaskID) (*checkpoint.Entry, error) {
+	return o.Driver.Head(ctx, o.in(t))
+}
+
+func (o ownStore) Get(ctx context.Context, t checkpoint.TaskID, slot uint64) (*checkpoint.Entry, error) {
+	return o.Driver.Get(ctx, o.in(t), slot)
+}
+
+func (o ownStore) Append(ctx context.Context, t checkpoint.TaskID, e *checkpoint.Entry) error {
+	return o.Driver.Append(ctx, o.in(t), e)
+}
+
+func (o ownStore) Trim(ctx context.Context, t checkpoint.TaskID) error {
+	return o.Driver.Trim(ctx, o.in(t))
+}
+
+func (o ownStore) Tasks(ctx context.Context) iter.Seq2[checkpoint.TaskID, error] {
+	return func(yield func(checkpoint.TaskID, error) bool) {
+		for t, err := range o.Driver.Tasks(ctx) {
+			job, mine := strings.CutPrefix(t.Job, o.prefix)
+			if err == nil && !mine {
+				continue
+			}
+			if !yield(checkpoint.TaskID{Job: job, Task: t.Task}, err) {
+				return
+			}
+		}
+	}
+}

@@ -1,0 +1,5 @@
+//go:build !race
+
+package grouptest
+
+const raceDetector = false
