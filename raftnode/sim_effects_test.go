@@ -3,6 +3,9 @@ package raftnode
 import (
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
+
 	"github.com/snapferry/snapferry/raftsnap/protocol"
 	"github.com/snapferry/snapferry/snapshot"
 )
@@ -104,6 +107,10 @@ func (n *simNode) record(f protocol.Record) {
 		}
 		n.s.counts[what]++
 		n.s.logf("%s: %s snapshot %d of %d; log begins at %d", n.name, what, f.ID.Index, f.Source, n.member.firstIndex())
+		if got := fromConfState(n.log.Recorded().GetConfState()); !cmp.Equal(got, snap.held.Meta.Conf, cmpopts.EquateEmpty()) {
+			n.s.fail("%s recorded %d with another configuration than its manifest has:\n%s",
+				n.name, f.ID.Index, cmp.Diff(snap.held.Meta.Conf, got))
+		}
 		n.retire()
 	}
 	n.step(protocol.RecordDone{Transfer: f.Transfer, Refusal: refusal})

@@ -30,6 +30,7 @@ type simNode struct {
 	store   map[protocol.ID]*simSnapshot
 	staging map[protocol.ID]int // pieces received
 	full    bool
+	failing bool // a write of the log will fail
 	removed bool
 	rotten  bool // a snapshot has rotted here
 
@@ -135,6 +136,7 @@ func (n *simNode) start() {
 		return
 	}
 	n.run++
+	n.repair()
 	opts := &raftlog.WALOptions{Metadata: []byte(n.name)}
 	if n.first {
 		index, term := uint64(bootIndex), uint64(bootTerm)
@@ -158,6 +160,12 @@ func (n *simNode) start() {
 		return
 	}
 	n.launch(at, id)
+}
+
+// repair ends the faults of the log's disk.
+func (n *simNode) repair() {
+	n.failing = false
+	n.disk.Fail(walsim.OpSave, 0, nil)
 }
 
 // startingPoint mirrors Node.startingPoint.
@@ -287,7 +295,8 @@ func (n *simNode) check(err error) {
 	if err == nil {
 		return
 	}
-	if n.full {
+	if n.full || n.failing && errors.Is(err, errBroken) {
+		n.s.counts["log failed"]++
 		n.crash()
 		n.s.after(5*time.Second, n.start)
 		return

@@ -15,6 +15,7 @@ import (
 
 	pb "go.etcd.io/raft/v3/raftpb"
 
+	"github.com/snapferry/snapferry/raftnode/internal/raftlog/walsim"
 	"github.com/snapferry/snapferry/raftsnap/protocol"
 )
 
@@ -240,7 +241,7 @@ func (s *sim) nemesis() {
 		return
 	}
 	n := s.nodes[s.rng.IntN(len(s.nodes))]
-	switch s.rng.IntN(10) {
+	switch s.rng.IntN(11) {
 	case 0, 1:
 		n.crash()
 		s.after(s.between(100*time.Millisecond, 8*time.Second), n.start)
@@ -261,6 +262,12 @@ func (s *sim) nemesis() {
 	case 7, 8:
 		s.change(n)
 	case 9:
+		if n.up {
+			s.logf("%s: a write of its log will fail", n.name)
+			n.failing = true
+			n.disk.Fail(walsim.OpSave, s.rng.IntN(10), errBroken)
+		}
+	case 10:
 		if n.up {
 			n.want(n.applier.applied.Load(), 0)
 		}
@@ -293,6 +300,7 @@ func (s *sim) settle() {
 	clear(s.cut)
 	for _, n := range s.nodes {
 		n.full = false
+		n.repair()
 		if !n.up && !n.removed {
 			n.start()
 		}
@@ -390,7 +398,7 @@ func TestSimulation(t *testing.T) {
 		}
 	}
 	t.Logf("%d seeds: %v", seeds, sums)
-	for _, what := range []string{"installed", "taken over", "adopted", "made", "crash", "restart with install", "learner added", "promoted", "removed"} {
+	for _, what := range []string{"installed", "taken over", "adopted", "made", "crash", "log failed", "restart with install", "learner added", "promoted", "removed"} {
 		if sums[what] == 0 {
 			t.Errorf("in no seed anything was %q: the simulation does not reach it", what)
 		}
