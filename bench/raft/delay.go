@@ -17,8 +17,9 @@ const delayPipe = 1 << 20
 
 // delay is a proxy that holds everything back for a while, in each direction, and limits
 // nothing besides. The bytes never enter this process: the kernel moves them from socket to
-// pipe and from pipe to socket without copying, so that the proxy takes next to no part of
-// the processors that sender and receiver need. A connection is opened without delay.
+// pipe and from pipe to socket without copying, so that the proxy takes less of the
+// processors, which sender and receiver need too. Only what is sent is delayed: connections
+// open at once, and no TCP window ever notices.
 type delay struct {
 	l    *net.TCPListener
 	to   string

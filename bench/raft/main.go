@@ -82,7 +82,7 @@ var rows = []row{
 	{"latency", "p99 of the same load while snapshots of 1 GiB are made and moved, against none", "ms", limit{atMost: 1.5}, (*bench).latency},
 	{"install", "full install of 2 GiB over loopback, against plain HTTP to a file with fdatasync", " MiB/s", limit{atLeast: 0.8}, (*bench).install},
 	{"delta", "install of 2 GiB, 1 % changed since the snapshot that is held, against a full one", " MiB/s", limit{atLeast: 8}, (*bench).delta},
-	{"rtt", "install over a round trip of 10 ms, against stop and wait with 4 MiB at a time", " MiB/s", limit{atLeast: 5}, (*bench).rtt},
+	{"rtt", "install into memory over a round trip of 10 ms, against stop and wait with 4 MiB at a time", " MiB/s", limit{atLeast: 5}, (*bench).rtt},
 }
 
 // bench is one run of this program.
