@@ -210,7 +210,10 @@ func TestDiskFull(t *testing.T) {
 // TestRetentionWhileServing: what is being read stays (R9), whatever is made meanwhile.
 func TestRetentionWhileServing(t *testing.T) {
 	g := behind(t, func(g *group) {
-		g.options = func(o *Options) { o.Protocol.StartDeadline, o.Protocol.IdleDeadline = time.Hour, time.Hour }
+		g.options = func(o *Options) {
+			o.Protocol.StartDeadline, o.Protocol.IdleDeadline = time.Hour, time.Hour
+			o.Server = nil // leases that outlast the gate
+		}
 	})
 	at := newGate()
 	target := get(g.member(1), func(m *member) protocol.ID { return m.recorded })
@@ -353,6 +356,7 @@ func TestSizes(t *testing.T) {
 
 func TestThousandSmallFiles(t *testing.T) {
 	g := newGroup(t, 3, func(g *group) {
+		g.options = func(o *Options) { o.Protocol.StartDeadline, o.Protocol.IdleDeadline = time.Minute, time.Minute }
 		g.files = func(index uint64) map[string][]byte {
 			files := map[string][]byte{}
 			for i := range 1000 {
@@ -420,10 +424,13 @@ func TestSlowPeer(t *testing.T) {
 func TestRateBelowIdleDeadline(t *testing.T) {
 	g := newGroup(t, 2, func(g *group) {
 		g.files = func(uint64) map[string][]byte { return map[string][]byte{"f": noise(1, 3<<19)} }
-		g.options = func(o *Options) { o.Server = nil } // leases that last while the receiver waits for its turn
+		g.options = func(o *Options) {
+			o.Protocol.StartDeadline, o.Protocol.IdleDeadline = 1500*time.Millisecond, 1500*time.Millisecond
+			o.Server = nil // leases that last while the receiver waits for its turn
+		}
 	})
 	leader := g.member(1)
-	leader.opts.RateLimit = 600_000 // 2 s for the one request that it takes
+	leader.opts.RateLimit = 400_000 // over 3 s for the one request that it takes
 	leader.restart()
 	g.write(20)
 	g.until("the leader has one", func() bool { return leader.status().Recorded.Index >= 10 })

@@ -56,7 +56,8 @@ type member struct {
 	url  string
 	opts Options
 
-	reserve int64 // of the store
+	reserve  int64 // of the store
+	requests sync.WaitGroup
 
 	// Of the running instance; nil while it is down.
 	store   *snapstore.Store
@@ -133,9 +134,16 @@ func (g *group) add(id uint64) *member {
 	if g.options != nil {
 		g.options(&m.opts)
 	}
-	srv := &http.Server{Handler: m}
-	go srv.Serve(l)
-	g.t.Cleanup(func() { srv.Close() })
+	// Of a request whose body nobody has read, net/http does not notice that the asker is
+	// gone: those that hang by order of the test end with the test.
+	ctx, cancel := context.WithCancel(context.Background())
+	srv := &http.Server{Handler: m, BaseContext: func(net.Listener) context.Context { return ctx }}
+	m.requests.Go(func() { _ = srv.Serve(l) })
+	g.t.Cleanup(func() {
+		cancel()
+		srv.Close()
+		m.requests.Wait()
+	})
 	g.mu.Lock()
 	g.members[id] = m
 	g.mu.Unlock()
@@ -182,6 +190,8 @@ func (m *member) restart() {
 
 // ServeHTTP is the member's listener: it may misbehave by order of the test.
 func (m *member) ServeHTTP(w http.ResponseWriter, r *http.Request) {
+	m.requests.Add(1)
+	defer m.requests.Done()
 	m.g.mu.Lock()
 	manager, fault, deaf := m.manager, m.fault, m.deaf
 	m.g.mu.Unlock()

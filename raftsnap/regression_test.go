@@ -193,14 +193,15 @@ func TestRegressionConsul9609(t *testing.T) {
 // camunda#4784: a partial snapshot that was left by a restart made the member loop. It is
 // resumed: the second run moves only the rest.
 func TestRegressionCamunda4784(t *testing.T) {
+	const files, size, budget = 80, 64 << 10, 5 << 19
 	g := newGroup(t, 3, func(g *group) {
 		g.options = func(o *Options) { o.Protocol.StartDeadline, o.Protocol.IdleDeadline = time.Hour, time.Hour }
-		g.files = func(index uint64) map[string][]byte {
-			files := map[string][]byte{}
-			for i := range uint64(20) {
-				files[fmt.Sprint(i)] = noise(i, 256<<10)
+		g.files = func(uint64) map[string][]byte {
+			tree := map[string][]byte{}
+			for i := range uint64(files) {
+				tree[fmt.Sprint(i)] = noise(i, size)
 			}
-			return files
+			return tree
 		}
 	})
 	m := g.member(3)
@@ -209,31 +210,53 @@ func TestRegressionCamunda4784(t *testing.T) {
 	g.until("the log is cut", func() bool { return get(g.member(1), func(m *member) uint64 { return m.first }) > 1 })
 	g.until("all are at rest", func() bool { return g.resting() })
 
-	at := newGate()
-	var served atomic.Int64
+	// The sources send half of it, not too fast to see how it goes on, and then nothing.
+	at, limit := newGate(), rate.NewLimiter(2<<20, 32<<10)
+	var sent atomic.Int64
 	g.sources(func(src *member) {
 		src.fault = func(w http.ResponseWriter, r *http.Request) bool {
-			if data(r) && served.Add(1) == 1 {
-				slow := func(w http.ResponseWriter) http.ResponseWriter {
-					return &slowWriter{w, r.Context(), rate.NewLimiter(1<<20, 32<<10)}
-				}
-				return src.through(slow)(w, r)
+			if data(r) && sent.Load() >= budget && at.pass(r.Context()) != nil {
+				return true
 			}
-			return data(r) && at.pass(r.Context()) != nil
+			return src.through(func(w http.ResponseWriter) http.ResponseWriter {
+				return &budgetWriter{slowWriter{w, r.Context(), limit}, &sent, budget, at}
+			})(w, r)
 		}
 	})
 	e := g.msgSnap(1, 3)
-	at.stand(t) // the one source's first request, or
-	at.stand(t) // the other one's second, which comes when the first is dealt with
-	g.until("something has been moved", func() bool { return m.status().Moved >= 256<<10 })
+	g.until("some has been moved", func() bool { return m.status().Moved >= budget/2 })
 	m.stop()
 	close(at.open)
 	m.start()
 	g.msgSnap(1, 3)
 	g.again(e, m)
-	if n := m.status().Stats.BytesFetched; n >= 5<<20 {
+	if n := m.status().Stats.BytesFetched; n >= files*size {
 		t.Errorf("the second run fetched %d bytes, want less than all", n)
 	}
+}
+
+// budgetWriter is a slow one that stops at a gate when all of them have sent so much.
+type budgetWriter struct {
+	slowWriter
+	sent   *atomic.Int64
+	budget int64
+	at     *gate
+}
+
+func (w *budgetWriter) Write(p []byte) (int, error) {
+	for done := 0; done < len(p); {
+		n := min(len(p)-done, w.limit.Burst())
+		if w.sent.Add(int64(n)) > w.budget {
+			if err := w.at.pass(w.ctx); err != nil {
+				return done, err
+			}
+		}
+		if _, err := w.slowWriter.Write(p[done : done+n]); err != nil {
+			return done, err
+		}
+		done += n
+	}
+	return len(p), nil
 }
 
 // tikv#15292: the state said that a snapshot was being applied, but its file was damaged or

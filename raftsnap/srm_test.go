@@ -153,11 +153,14 @@ func TestReferenceRequestSnapshotHigherTermLowerIndexInverted(t *testing.T) {
 		g.begin()
 		leader := g.member(1)
 		g.until("the leader has the one of its history", func() bool { return leader.status().Recorded.Index == 10 })
+		g.until("the forked one is in quarantine and the status tells", func() bool {
+			return len(get(leader, func(m *member) []Damaged { return m.events.damaged })) > 0 && len(leader.status().Alarms) > 0
+		})
 		damaged := get(leader, func(m *member) []Damaged { return m.events.damaged })
 		if len(damaged) != 1 || damaged[0].ID != forked {
 			t.Errorf("quarantine %v, want %s", damaged, forked.Short())
 		}
-		if alarms := leader.status().Alarms; len(alarms) == 0 || !strings.Contains(alarms[0], "forked") {
+		if alarms := leader.status().Alarms; !strings.Contains(alarms[0], "forked") {
 			t.Errorf("alarms %q, want one of a fork", alarms)
 		}
 	})

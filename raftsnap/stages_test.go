@@ -217,7 +217,7 @@ func TestOutcomeIsToldAgain(t *testing.T) {
 	})
 	// One of them may still be of progress.
 	before := lost()
-	g.until("two tries at least were lost", func() bool { return lost() >= before+3 })
+	g.until("two tries at least were lost", func() bool { return lost() >= before+2 })
 	leader.set(func(m *member) { m.fault = nil })
 	g.until("the leader knows", func() bool { return len(ends(leader)) == 1 })
 }

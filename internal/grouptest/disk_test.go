@@ -4,8 +4,10 @@ package grouptest
 
 import (
 	"fmt"
+	"strings"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 )
@@ -55,28 +57,40 @@ func (d *disk) resize(size string) error {
 	return unix.Mount("tmpfs", d.dir, "tmpfs", unix.MS_REMOUNT, "size="+size)
 }
 
-// restart brings a member back that may have ended by itself. If it has, that must have been
-// an orderly end that says why.
+// restart brings a member back that may have ended by itself.
 func (m *member) restart() {
 	m.g.t.Helper()
-	p := m.process()
-	select {
-	case <-p.ended:
-		if code := m.finish(nil); code != 1 {
-			m.g.t.Errorf("%s ended with exit code %d:\n%s", m.id, code, tail(m.log, 5))
-		}
-		m.g.t.Logf("%s ended by itself: %s", m.id, tail(m.log, 1))
-	default:
-		if code := m.finish(syscall.SIGTERM); code != 0 && code != 1 {
-			m.g.t.Errorf("%s ended with exit code %d:\n%s", m.id, code, tail(m.log, 5))
-		}
+	if code := m.finish(syscall.SIGTERM); code != 0 && code != 1 {
+		m.g.t.Errorf("%s ended with exit code %d:\n%s", m.id, code, tail(m.log, 5))
 	}
 	m.start()
+}
+
+// stopsOrServes waits until a member that cannot write has ended with exit code 1, and
+// otherwise wants it to be in service and not to fill the disk that its log is on.
+func (m *member) stopsOrServes() {
+	m.g.t.Helper()
+	wait := time.NewTimer(10 * time.Second)
+	defer wait.Stop()
+	select {
+	case <-m.process().ended:
+		if code := m.process().cmd.ProcessState.ExitCode(); code != 1 {
+			m.g.t.Errorf("%s ended with exit code %d, want 1", m.id, code)
+		}
+	case <-wait.C:
+		if s := m.g.status(m); s.Why == "closed" {
+			m.g.t.Errorf("%s serves no more and has not ended either", m.id)
+		}
+	}
+	if lines := strings.Count(tail(m.log, 100_000), "\n"); lines > 1000 {
+		m.g.t.Errorf("%s has logged %d lines about its full disk", m.id, lines)
+	}
 }
 
 // A follower whose disk is full stops or refuses, and does no harm to the others: they go
 // on, and their logs are cut. With room again it catches up.
 func TestFaultFullDisk(t *testing.T) {
+	long(t)
 	if !namespaces {
 		t.Skip("makes a mount, so it needs a mount namespace")
 	}
@@ -91,16 +105,37 @@ func TestFaultFullDisk(t *testing.T) {
 	}
 	full.mayEnd()
 	d.fill()
-	from := g.leader()
-	at := g.eventually("a status", func(*status) bool { return true }).member(from.id).Applied
+	at := g.status(g.leader()).Applied
 	h.progress(1500)
 	g.eventually("logs cut without the full member", func(s *status) bool {
 		return s.member("n1").FirstIndex > at && s.member("n2").FirstIndex > at
 	})
-	s := g.eventually("status", func(s *status) bool { return true })
-	t.Logf("full: %+v", *s.member("n3"))
+	full.stopsOrServes()
 	d.grow(400)
 	full.restart()
 	g.eventually("it has caught up", func(s *status) bool { return s.member("n3").Reachable && s.member("n3").Applied > at })
+	h.end()
+}
+
+// A leader whose disk is full makes way for another one.
+func TestFaultFullDiskOfLeader(t *testing.T) {
+	long(t)
+	if !namespaces {
+		t.Skip("makes a mount, so it needs a mount namespace")
+	}
+	t.Parallel()
+	var d *disk
+	g := newGroup(t, options{prepare: func(g *group) { d = g.members[2].giveDisk(220) }})
+	full := g.members[2]
+	h := g.begin(newSeed(t), load{body: 30_000, tasks: 12})
+	h.progress(50)
+	g.must("transfer-leader", "--id", full.id)
+	full.mayEnd()
+	d.fill()
+	g.eventually("another leader", func(s *status) bool { return s.Leader != "" && s.Leader != full.id })
+	h.progress(100)
+	full.stopsOrServes()
+	d.grow(400)
+	full.restart()
 	h.end()
 }

@@ -5,6 +5,7 @@ package grouptest
 import (
 	"fmt"
 	"math/rand/v2"
+	"strings"
 	"testing"
 	"time"
 )
@@ -27,6 +28,7 @@ func TestKillLeader(t *testing.T) {
 // A follower that was away for longer than the log installs a snapshot, which one of the
 // others made and the leader took over. All logs are cut.
 func TestKillFollower(t *testing.T) {
+	long(t)
 	t.Parallel()
 	g := newGroup(t, options{})
 	h := g.begin(newSeed(t), load{tasks: 6})
@@ -44,6 +46,7 @@ func TestKillFollower(t *testing.T) {
 
 // All members are killed at once, as by a loss of power that spares the disks.
 func TestKillAll(t *testing.T) {
+	long(t)
 	t.Parallel()
 	g := newGroup(t, options{})
 	h := g.begin(newSeed(t), load{})
@@ -62,6 +65,7 @@ func TestKillAll(t *testing.T) {
 
 // A leader that stands still is replaced, and when it goes on nobody reads old news from it.
 func TestFaultPaused(t *testing.T) {
+	long(t)
 	t.Parallel()
 	g := newGroup(t, options{})
 	h := g.begin(newSeed(t), load{})
@@ -80,6 +84,30 @@ func TestFaultPaused(t *testing.T) {
 	h.end()
 }
 
+// A member that takes a request and says nothing holds nobody up for long who knows of
+// others, whatever the verb.
+func TestFaultSilentMember(t *testing.T) {
+	long(t)
+	t.Parallel()
+	g := newGroup(t, options{})
+	silent := g.followers()[0]
+	urls := []string{silent.url}
+	for _, m := range g.members {
+		if m != silent {
+			urls = append(urls, m.url)
+		}
+	}
+	silent.pause()
+	for _, args := range [][]string{
+		{"status"}, {"members"}, {"snapshot"}, {"transfer-leader", "--id", g.followers()[1].id},
+		{"add-learner", "--id", "n9", "--url", "http://127.0.0.1:9"}, {"remove", "--id", "n9"},
+	} {
+		if out, err := g.run(args[0], urls, args[1:]...); err != nil {
+			t.Errorf("%v\n%s", err, out)
+		}
+	}
+}
+
 // The net breaks in every way that leaves a majority together.
 func TestFaultPartition(t *testing.T) {
 	t.Parallel()
@@ -89,6 +117,7 @@ func TestFaultPartition(t *testing.T) {
 // The same with proxies for a net, which is all that there is where nobody may make
 // namespaces.
 func TestFaultPartitionOfProxies(t *testing.T) {
+	long(t)
 	t.Parallel()
 	testPartition(t, func(t testing.TB) network { return newLoopback(t) }, partitions[1:4])
 }
@@ -137,6 +166,7 @@ func testPartition(t *testing.T, net func(testing.TB) network, partitions []part
 // A member that is killed again and again while it installs gets there in the end, and each
 // of its lives begins without a complaint.
 func TestCrashWhileInstalling(t *testing.T) {
+	long(t)
 	t.Parallel()
 	g := newGroup(t, options{entries: 50, trail: 10, rate: "16MiB"})
 	seed := newSeed(t)
@@ -162,7 +192,7 @@ func TestChaos(t *testing.T) {
 	for round := range uint64(times(1, 4)) {
 		seed := newSeed(t) + round
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
-			g := newGroup(t, options{entries: 100, trail: 20})
+			g := newGroup(t, options{})
 			g.fillTasks("bulk", 32, 1)
 			h := g.begin(seed, load{tasks: 6})
 			c := &chaos{g: g, rng: rand.New(rand.NewPCG(seed, 1000))}
@@ -173,16 +203,51 @@ func TestChaos(t *testing.T) {
 			c.calm()
 			h.progress(50)
 			h.end()
+			t.Log(strings.Join(c.done, ", "))
 		})
 	}
 }
 
 // chaos does harm to one member after the other. Never more than one is worse off than
-// it should be, so the group goes on.
+// it should be, or all for a moment, so the group goes on.
 type chaos struct {
 	g    *group
 	rng  *rand.Rand
 	undo func()
+	done []string
+}
+
+// harms are what may be done to a member, and perhaps another one. Each returns how it ends.
+var harms = []struct {
+	name string
+	do   func(m, other *member) (undo func())
+}{
+	{"kill", func(m, _ *member) func() { m.kill(); return func() { m.start() } }},
+	{"stop", func(m, _ *member) func() { m.stop(); return func() { m.start() } }},
+	{"pause", func(m, _ *member) func() { m.pause(); return m.resume }},
+	{"unplug", func(m, _ *member) func() { m.unplug(); return m.plug }},
+	{"cut one way from", func(m, other *member) func() { m.cut(other); return func() { m.mend(other) } }},
+	{"cut both ways from", func(m, other *member) func() {
+		m.cut(other)
+		other.cut(m)
+		return func() { m.mend(other); other.mend(m) }
+	}},
+	{"kill all around", func(m, _ *member) func() {
+		for _, each := range m.g.members {
+			each.kill()
+		}
+		for _, each := range m.g.members {
+			each.start()
+		}
+		return nil
+	}},
+	{"give leadership to", func(m, _ *member) func() {
+		if _, err := m.g.cluster("transfer-leader", "--id", m.id); err != nil {
+			m.g.t.Log(err) // an election came between
+		}
+		return nil
+	}},
+	{"snapshot beside", func(m, _ *member) func() { m.g.must("snapshot"); return nil }},
 }
 
 // calm ends what is wrong.
@@ -190,50 +255,23 @@ func (c *chaos) calm() {
 	if c.undo != nil {
 		c.undo()
 		c.undo = nil
+		c.done = append(c.done, "calm")
 	}
 }
 
-// step does something new, and ends what was wrong before or lets it last a little.
+// step ends what is wrong, or does something new to the leader or another member.
 func (c *chaos) step() {
-	if c.undo != nil && c.rng.IntN(3) > 0 {
-		c.calm()
+	wasCalm := c.undo == nil
+	c.calm()
+	if !wasCalm && c.rng.IntN(3) > 0 {
 		return
 	}
-	c.calm()
 	m := c.g.members[c.rng.IntN(len(c.g.members))]
 	if lead := c.g.leader(); c.rng.IntN(2) == 0 {
 		m = lead
 	}
 	other := c.g.members[(m.i+1+c.rng.IntN(len(c.g.members)-1))%len(c.g.members)]
-	what := c.rng.IntN(8)
-	c.g.t.Logf("%d to %s, and perhaps %s", what, m.id, other.id)
-	switch what {
-	case 0, 1:
-		m.kill()
-		c.undo = func() { m.start() }
-	case 2:
-		m.pause()
-		c.undo = m.resume
-	case 3:
-		m.unplug()
-		c.undo = m.plug
-	case 4:
-		m.cut(other)
-		c.undo = func() { m.mend(other) }
-	case 5:
-		m.cut(other)
-		other.cut(m)
-		c.undo = func() { m.mend(other); other.mend(m) }
-	case 6:
-		for _, any := range c.g.members {
-			any.kill()
-		}
-		for _, any := range c.g.members {
-			any.start()
-		}
-	case 7:
-		if out, err := c.g.cluster("transfer-leader", "--id", other.id); err != nil {
-			c.g.t.Logf("%v: %s", err, out)
-		}
-	}
+	harm := harms[c.rng.IntN(len(harms))]
+	c.done = append(c.done, fmt.Sprintf("%s %s (%s)", harm.name, m.id, other.id))
+	c.undo = harm.do(m, other)
 }

@@ -346,8 +346,15 @@ func (g *group) cluster(verb string, args ...string) ([]byte, error) {
 	if s, err := g.look(); err == nil && s.Leader != "" {
 		urls = append([]string{s.member(s.Leader).URL}, urls...)
 	}
-	args = append([]string{"cluster", verb, "--server", strings.Join(unique(urls), ","), "--json"}, args...)
-	cmd := exec.Command(command, args...)
+	return g.run(verb, unique(urls), args...)
+}
+
+// run runs a verb of snapferry cluster with these addresses.
+func (g *group) run(verb string, urls []string, args ...string) ([]byte, error) {
+	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	defer cancel()
+	args = append([]string{"cluster", verb, "--server", strings.Join(urls, ","), "--json"}, args...)
+	cmd := exec.CommandContext(ctx, command, args...)
 	var stderr strings.Builder
 	cmd.Stderr = &stderr
 	out, err := cmd.Output()
@@ -435,7 +442,7 @@ func (g *group) look() (best status, err error) {
 }
 
 // asking is how tests ask a member what any client may.
-var asking = &http.Client{Transport: &http.Transport{DisableKeepAlives: true}}
+var asking = &http.Client{Transport: &http.Transport{MaxIdleConnsPerHost: 16}}
 
 // get reads the JSON at an address.
 func get(ctx context.Context, url string, v any) error {

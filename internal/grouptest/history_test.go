@@ -28,6 +28,8 @@ type history struct {
 	stop  chan struct{}
 	owned sync.WaitGroup
 	acked atomic.Int64
+	// recent is a task that something was appended to.
+	recent atomic.Pointer[cpwire.Task]
 
 	mu     sync.Mutex // guards the rest
 	ops    []porcupine.Operation
@@ -79,6 +81,9 @@ func (g *group) begin(seed uint64, l load) *history {
 		}
 		w.c = g.client(&cpwire.Options{Patience: 2 * w.try, TryTimeout: w.try})
 		h.owned.Go(w.run)
+	}
+	for _, m := range g.members {
+		h.owned.Go(func() { h.spy(m, l.clients+m.i) })
 	}
 	return h
 }
@@ -193,6 +198,7 @@ func (w *writer) learn(op porcupine.Operation, c call, r cpwire.Result, err erro
 		h.deny(c.nonce, err.Error())
 	case r.Status.InLog():
 		w.heads[c.task] = at
+		h.recent.Store(&c.task)
 		op.Output = answer{true, at}
 		h.add(op)
 		h.ack(c, at)

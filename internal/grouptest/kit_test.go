@@ -39,3 +39,12 @@ func newSeed(t testing.TB) uint64 {
 	})
 	return seed
 }
+
+// long marks a test that is not among the few which short runs have, under the race
+// detector for instance.
+func long(t *testing.T) {
+	t.Helper()
+	if testing.Short() {
+		t.Skip("not in short runs")
+	}
+}

@@ -3,13 +3,14 @@
 package grouptest
 
 import (
+	"bufio"
+	"bytes"
 	"fmt"
-	"io"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"strings"
+	"slices"
 	"sync"
 	"syscall"
 	"testing"
@@ -188,15 +189,14 @@ func (l *loopback) pass(from, to int) {
 
 // caller tells which member a connection comes from.
 func (l *loopback) caller(c net.Conn) int {
-	l.mu.Lock()
-	defer l.mu.Unlock()
 	inode := socketInode(c.RemoteAddr().(*net.TCPAddr), c.LocalAddr().(*net.TCPAddr))
-	for i, p := range l.proxies {
-		if p.pid != 0 && holds(p.pid, inode) {
-			return i
-		}
+	l.mu.Lock()
+	var pids []int
+	for _, p := range l.proxies {
+		pids = append(pids, p.pid)
 	}
-	return theTests
+	l.mu.Unlock()
+	return slices.IndexFunc(pids, func(pid int) bool { return pid != 0 && holds(pid, inode) }) // or theTests
 }
 
 // socketInode finds the socket with these ends among those of this machine.
@@ -207,14 +207,10 @@ func socketInode(local, remote *net.TCPAddr) string {
 		return ""
 	}
 	defer table.Close()
-	text, err := io.ReadAll(table)
-	if err != nil {
-		return ""
-	}
-	want := fmt.Sprintf(" 0100007F:%04X 0100007F:%04X ", local.Port, remote.Port)
-	for line := range strings.Lines(string(text)) {
-		if fields := strings.Fields(line); strings.Contains(line, want) && len(fields) > 9 {
-			return fields[9]
+	want := fmt.Appendf(nil, " 0100007F:%04X 0100007F:%04X ", local.Port, remote.Port)
+	for lines := bufio.NewScanner(table); lines.Scan(); {
+		if fields := bytes.Fields(lines.Bytes()); bytes.Contains(lines.Bytes(), want) && len(fields) > 9 {
+			return string(fields[9])
 		}
 	}
 	return ""

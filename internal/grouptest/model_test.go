@@ -3,8 +3,10 @@
 package grouptest
 
 import (
+	"cmp"
 	"fmt"
 	"math"
+	"slices"
 	"testing"
 	"time"
 
@@ -91,16 +93,34 @@ func checkLinear(history []porcupine.Operation) error {
 	return fmt.Errorf("not linearizable")
 }
 
-// excerpt shows the shortest beginning of a history that is already wrong.
+// excerpt shows the end of the shortest beginning of a history that is already wrong.
 func excerpt(part []porcupine.Operation) (text string) {
-	n := 1
-	for n < len(part) && porcupine.CheckOperationsTimeout(logModel, part[:n], time.Second) == porcupine.Ok {
-		n++
-	}
-	for _, op := range part[max(0, n-12):n] {
-		text += fmt.Sprintf("\n%12d %20d client %d, %s", op.Call, op.Return, op.ClientId, logModel.DescribeOperation(op.Input, op.Output))
+	slices.SortFunc(part, func(a, b porcupine.Operation) int { return cmp.Compare(a.Return, b.Return) })
+	n, _ := slices.BinarySearchFunc(part, 0, func(op porcupine.Operation, _ int) int {
+		if porcupine.CheckOperationsTimeout(logModel, until(part, op.Return), 5*time.Second) == porcupine.Illegal {
+			return 0
+		}
+		return -1
+	})
+	for _, op := range part[max(0, n-12):min(n+1, len(part))] {
+		text += fmt.Sprintf("\n%14d to %14d client %d, %s", op.Call, op.Return, op.ClientId, logModel.DescribeOperation(op.Input, op.Output))
 	}
 	return text
+}
+
+// until is what was known of a history at some time: of calls without an answer those
+// count that may have had an effect.
+func until(part []porcupine.Operation, at int64) (known []porcupine.Operation) {
+	for _, op := range part {
+		switch {
+		case op.Return <= at:
+			known = append(known, op)
+		case op.Call <= at && op.Input.(call).append && op.Output.(answer).done:
+			op.Return = forever
+			known = append(known, op)
+		}
+	}
+	return known
 }
 
 // The model finds what a broken group would do.

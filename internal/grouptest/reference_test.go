@@ -98,6 +98,7 @@ func (g *group) catchesUp(m *member) {
 // EmbeddedJournalIntegrationTestFaultTolerance.failover: when the leader dies another one
 // has everything.
 func TestReferenceFailover(t *testing.T) {
+	long(t)
 	t.Parallel()
 	g := newGroup(t, options{})
 	l := g.newLedger()
@@ -117,6 +118,7 @@ func TestReferenceFailover(t *testing.T) {
 
 // copySnapshotToMaster: the leader ends with a snapshot on disk that a follower made.
 func TestReferenceCopySnapshotToMaster(t *testing.T) {
+	long(t)
 	t.Parallel()
 	g := newGroup(t, options{entries: 100, trail: 10})
 	l := g.newLedger()
@@ -167,6 +169,7 @@ func TestReferenceCopySnapshotToFollower(t *testing.T) {
 
 // restart: everything is there after all members were stopped and started.
 func TestReferenceRestart(t *testing.T) {
+	long(t)
 	t.Parallel()
 	g := newGroup(t, options{})
 	l := g.newLedger()
@@ -190,6 +193,7 @@ func (g *group) restartAll() {
 
 // restartStress: the same again and again while clients work.
 func TestReferenceRestartStress(t *testing.T) {
+	long(t)
 	t.Parallel()
 	g := newGroup(t, options{})
 	h := g.begin(newSeed(t), load{})
@@ -204,6 +208,7 @@ func TestReferenceRestartStress(t *testing.T) {
 // TriggeredCheckpointTest: a snapshot on request is made, has what was there, cuts the logs,
 // and is what members start from.
 func TestReferenceTriggeredCheckpoint(t *testing.T) {
+	long(t)
 	t.Parallel()
 	g := newGroup(t, options{entries: 1_000_000, trail: 10})
 	l := g.newLedger()
