@@ -2,6 +2,7 @@ package raftnode
 
 import (
 	"context"
+	"errors"
 	"slices"
 
 	"github.com/snapferry/snapferry/raftsnap"
@@ -40,6 +41,11 @@ func (h host) Freeze(ctx context.Context, dir string) (protocol.Meta, error) {
 	f := <-c
 	if f.err == nil {
 		f.err = ctx.Err()
+	}
+	if v, ok := h.n.sm.(Verifier); ok && f.err == nil {
+		if f.err = v.VerifySnapshot(ctx, dir); errors.Is(f.err, ErrCorrupt) {
+			h.n.stop(wrap("run member", h.n.opts.Name, f.err))
+		}
 	}
 	// Whoever installs this learns which data directory belongs to which id (R1, R11).
 	f.meta.Members = slices.Clone(f.meta.Members)

@@ -85,6 +85,12 @@ func New(opts Options) (*Node, error) {
 	if err != nil {
 		return nil, wrap("open member", opts.Name, err)
 	}
+	if id := door.Identity(); opts.URL == "" && id != nil {
+		opts.URL = id.URL
+	}
+	if opts.URL == "" {
+		return nil, wrap("open member", opts.Name, errors.New("a URL is needed"))
+	}
 	clientTLS, err := opts.TLS.Client()
 	if err != nil {
 		return nil, wrap("open member", opts.Name, err)
@@ -99,6 +105,12 @@ func New(opts Options) (*Node, error) {
 	n.life, n.end = context.WithCancel(context.Background())
 	n.closing = sync.OnceValue(n.closeAll)
 	return n, nil
+}
+
+// Known reports whether a directory belongs to a member already, so that New needs no URL.
+func Known(dir string) bool {
+	_, err := peer.Load(dir)
+	return err == nil
 }
 
 // Handler serves the other members, under /raft/v1/ and /raftsnap/v1/. Until Start has

@@ -23,7 +23,8 @@ type Options struct {
 	// Dir holds everything that the member keeps: its identity, its log, its snapshots,
 	// and in the folder "state" the state machine.
 	Dir string
-	// URL is where the others reach this member.
+	// URL is where the others reach this member. It is needed in its first start; later
+	// it may be empty, and must not be another one.
 	URL string
 
 	// InitialCluster is every member's URL by name. It is needed in the very first start
@@ -81,8 +82,8 @@ func (o Options) withDefaults() Options {
 
 func (o *Options) validate() error {
 	switch {
-	case o.Dir == "" || o.URL == "":
-		return errors.New("directory and URL are needed")
+	case o.Dir == "":
+		return errors.New("a directory is needed")
 	case o.Tick < time.Millisecond || o.HeartbeatTicks < 1 || o.ElectionTicks <= o.HeartbeatTicks:
 		return errors.New("a tick takes at least a millisecond, and an election more ticks than a heartbeat")
 	}

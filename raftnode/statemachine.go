@@ -1,5 +1,7 @@
 package raftnode
 
+import "context"
+
 // Entry is one committed entry of the log.
 type Entry struct {
 	Index, Term uint64
@@ -31,4 +33,14 @@ type StateMachine interface {
 
 	// Close frees what the state machine holds. Nothing is called afterwards.
 	Close() error
+}
+
+// Verifier is what a StateMachine may have besides. Others take a snapshot over on the
+// word of its maker that its files hold the state, so a file that the disk has damaged
+// must be found before.
+type Verifier interface {
+	// VerifySnapshot checks the files that Snapshot has put into dir. It is called after
+	// each Snapshot, by one goroutine at a time, beside all else. An error that wraps
+	// ErrCorrupt says that the state itself is damaged: the member stops.
+	VerifySnapshot(ctx context.Context, dir string) error
 }

@@ -109,18 +109,21 @@ func start(ctx context.Context, opts Options) (*Server, error) {
 	if err != nil {
 		return nil, err
 	}
-	s.url = opts.reachableAt(ln)
-	if err := s.build(opts); err != nil {
+	if err := s.build(opts, ln); err != nil {
 		return nil, errors.Join(err, ln.Close())
 	}
 	s.run(ln, opts)
 	return s, nil
 }
 
-// reachableAt is the URL that others are told.
+// reachableAt is the URL that others are told, "" for the one that the directory knows
+// from the first start.
 func (o *Options) reachableAt(ln net.Listener) string {
 	if o.URL != "" {
 		return o.URL
+	}
+	if raftnode.Known(o.Data) {
+		return ""
 	}
 	if u := o.InitialCluster[o.ID]; u != "" {
 		return u
@@ -132,9 +135,9 @@ func (o *Options) reachableAt(ln net.Listener) string {
 }
 
 // build makes what serves, without running any of it.
-func (s *Server) build(opts Options) error {
+func (s *Server) build(opts Options, ln net.Listener) error {
 	n, err := raftnode.New(raftnode.Options{
-		Name: opts.ID, Dir: opts.Data, URL: s.url, InitialCluster: opts.InitialCluster, Join: opts.Join,
+		Name: opts.ID, Dir: opts.Data, URL: opts.reachableAt(ln), InitialCluster: opts.InitialCluster, Join: opts.Join,
 		SnapshotEntries: opts.SnapshotEntries, TrailingEntries: opts.TrailingEntries,
 		SnapshotInterval: opts.SnapshotInterval, RateLimit: opts.RateLimit,
 		TLS: opts.TLS, Insecure: opts.Insecure, Logger: opts.Logger,
@@ -142,6 +145,7 @@ func (s *Server) build(opts Options) error {
 	if err != nil {
 		return err
 	}
+	s.url = n.Status().URL
 	s.node, s.svc = n, newService(n, opts.Logger)
 	s.svc.failed = s.Err
 	if opts.TLS != nil {
@@ -186,7 +190,10 @@ func (s *Server) run(ln net.Listener, opts Options) {
 
 // open opens the state for the node, which closes it.
 func (s *Server) open(dir string) (raftnode.StateMachine, error) {
-	m, err := tasklog.Open(dir, &tasklog.Options{Logger: s.log})
+	m, err := tasklog.Open(dir, &tasklog.Options{Logger: s.log, Fatal: func(err error) {
+		s.fail(fmt.Errorf("%w: %w; remove %s and start again: the state is installed anew", checkpoint.ErrCorrupt, err, dir))
+		select {} // whoever called holds locks of the database, which nobody may use now
+	}})
 	if err != nil {
 		return nil, err
 	}

@@ -15,6 +15,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"github.com/snapferry/snapferry"
 	"github.com/snapferry/snapferry/server"
 )
 
@@ -96,6 +97,9 @@ func (v *serverVerb) run(ctx context.Context) error {
 	if wasInterrupted(ctx, err) {
 		return nil
 	}
+	if errors.Is(err, snapferry.ErrCorrupt) {
+		return &memberError{err}
+	}
 	if err != nil {
 		return err
 	}
@@ -104,10 +108,28 @@ func (v *serverVerb) run(ctx context.Context) error {
 	case <-ctx.Done():
 		return s.Close()
 	case <-s.Done():
-		err := s.Err()
-		return errors.Join(err, s.Close())
+		return v.ended(s)
 	}
 }
+
+// ended says why a member has stopped by itself. What it cannot close it leaves to the
+// kernel: a goroutine may hold a damaged state for ever.
+func (v *serverVerb) ended(s *server.Server) error {
+	closed := make(chan error, 1)
+	go func() { closed <- s.Close() }()
+	var err error
+	select {
+	case err = <-closed:
+	case <-time.After(10 * time.Second):
+	}
+	return &memberError{errors.Join(s.Err(), err)}
+}
+
+// memberError is why a member cannot go on. That its data is damaged is no matter of a
+// repository, so the advice and the code for those do not fit.
+type memberError struct{ err error }
+
+func (e *memberError) Error() string { return e.err.Error() }
 
 // options checks the flags.
 func (v *serverVerb) options() (server.Options, error) {

@@ -10,5 +10,5 @@
 // the history that the clients saw must be linearizable, every acknowledged entry must be
 // where it was said to be, all members must hold the same, and no process may have ended
 // by itself. SNAPFERRY_LONG=1 makes the tests longer, SNAPFERRY_CHAOS=1 draws new seeds,
-// and SNAPFERRY_SEED=N repeats one.
+// and SNAPFERRY_SEED=N repeats one. SNAPFERRY_GROUPTEST_LOOPBACK=1 keeps to loopback addresses.
 package grouptest

@@ -25,7 +25,7 @@ func TestFaultDriver(t *testing.T) {
 	g := newGroup(t, options{entries: 200, trail: 50})
 	rng := rand.New(rand.NewPCG(newSeed(t), 7))
 	var trouble sync.WaitGroup
-	opts := checkpointtest.Options{ComparesHead: true, KeepsBodies: cpwire.KeptBodies, Writers: 4, Appends: 10 * times(1, 4)}
+	opts := checkpointtest.Options{ComparesHead: true, KeepsBodies: cpwire.KeptBodies, Writers: 4, Appends: 10 * times(1, 2)}
 	n := 0
 	checkpointtest.Run(t, func(t *testing.T) checkpoint.Driver {
 		trouble.Wait()

@@ -15,7 +15,7 @@ func TestKillLeader(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, options{})
 	h := g.begin(newSeed(t), load{})
-	for range times(2, 10) {
+	for range times(2, 5) {
 		h.progress(200)
 		lead := g.leader()
 		lead.kill()
@@ -32,7 +32,7 @@ func TestKillFollower(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, options{})
 	h := g.begin(newSeed(t), load{tasks: 6})
-	for range times(2, 10) {
+	for range times(2, 5) {
 		m := g.followers()[0]
 		last := g.status(m).LastIndex
 		m.kill()
@@ -50,7 +50,7 @@ func TestKillAll(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, options{})
 	h := g.begin(newSeed(t), load{})
-	for range times(2, 10) {
+	for range times(2, 5) {
 		h.progress(150)
 		for _, m := range g.members {
 			m.kill()
@@ -69,7 +69,7 @@ func TestFaultPaused(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, options{})
 	h := g.begin(newSeed(t), load{})
-	for range times(2, 8) {
+	for range times(2, 4) {
 		h.progress(100)
 		lead, others := g.leader(), g.followers()
 		lead.pause()
@@ -144,7 +144,7 @@ var partitions = []partition{
 func testPartition(t *testing.T, net func(testing.TB) network, partitions []partition) {
 	g := newGroup(t, options{net: net})
 	h := g.begin(newSeed(t), load{})
-	for range times(1, 4) {
+	for range times(1, 2) {
 		for _, p := range partitions {
 			h.progress(30)
 			lead, others := g.leader(), g.followers()
@@ -174,7 +174,7 @@ func TestCrashWhileInstalling(t *testing.T) {
 	h := g.begin(seed, load{tasks: 8})
 	m := g.followers()[0]
 	rng := rand.New(rand.NewPCG(seed, 99))
-	for range times(5, 40) {
+	for range times(5, 15) {
 		last := g.status(m).LastIndex
 		m.kill()
 		h.outgrow(m, last)
@@ -189,14 +189,14 @@ func TestCrashWhileInstalling(t *testing.T) {
 // Members fail in any way at any time, within what a majority survives.
 func TestChaos(t *testing.T) {
 	t.Parallel()
-	for round := range uint64(times(1, 4)) {
+	for round := range uint64(times(1, 2)) {
 		seed := newSeed(t) + round
 		t.Run(fmt.Sprint("seed ", seed), func(t *testing.T) {
 			g := newGroup(t, options{})
 			g.fillTasks("bulk", 32, 1)
 			h := g.begin(seed, load{tasks: 6})
 			c := &chaos{g: g, rng: rand.New(rand.NewPCG(seed, 1000))}
-			for range times(12, 60) {
+			for range times(12, 40) {
 				c.step()
 				h.progress(int64(10 + c.rng.IntN(80)))
 			}

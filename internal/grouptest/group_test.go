@@ -3,6 +3,7 @@
 package grouptest
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"encoding/json"
@@ -48,7 +49,6 @@ type member struct {
 	id          string
 	listen, url string
 	data, log   string
-	away        bool // off the net
 
 	mu    sync.Mutex // guards what follows, which the eyes look at
 	proc  *process   // nil while it does not run
@@ -294,7 +294,6 @@ func (m *member) plugged(off bool) {
 	if err := m.g.net.unplug(m.i, off); err != nil {
 		m.g.t.Error(err)
 	}
-	m.away = off
 }
 
 // cut loses what m sends to another member; mend ends that.
@@ -547,6 +546,36 @@ func (h *history) outgrow(m *member, had uint64) {
 		}
 		return true
 	})
+}
+
+// checkStatus wants what the command tells of a group in peace to make sense.
+func (g *group) checkStatus() {
+	g.t.Helper()
+	var s status
+	out := json.NewDecoder(bytes.NewReader(g.must("status")))
+	out.DisallowUnknownFields()
+	if err := out.Decode(&s); err != nil {
+		g.t.Fatalf("status: %v", err)
+	}
+	sources := []string{"local", "none"}
+	for _, m := range g.members {
+		sources = append(sources, m.id)
+	}
+	leads := 0
+	for i, m := range s.Members {
+		ok := m.Reachable && m.ID == g.members[i].id && m.URL == g.members[i].url &&
+			m.FirstIndex <= m.LastIndex+1 && m.Applied <= m.LastIndex && m.Snapshot.Index <= m.Applied && m.Snapshot.Term <= s.Term &&
+			m.LogBytes >= 0 && m.LogBytes <= 1<<30 && slices.Contains(sources, m.Snapshot.Source) && m.Snapshot.Source != m.ID
+		if (m.Role == "leader") == (m.ID == s.Leader) && m.Role != "learner" {
+			leads += strings.Count(m.Role, "leader")
+		}
+		if !ok {
+			g.t.Errorf("status of %s: %+v", g.members[i].id, m)
+		}
+	}
+	if leads != 1 || len(s.Members) != len(g.members) {
+		g.t.Errorf("status: leader %s, %d members, %d leaders", s.Leader, len(s.Members), leads)
+	}
 }
 
 // checkCut checks that all logs were cut, and that snapshots went from one to the other.

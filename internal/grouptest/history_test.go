@@ -253,6 +253,8 @@ func (h *history) end() {
 	h.g.eventually("all members level", level)
 	logs := h.g.contents(h.job)
 	h.checkAcks(logs)
+	h.g.leader()
+	h.g.checkStatus()
 	h.g.t.Logf("seed %d: %d operations, %d acknowledged, %d never known, %d certainly not done; terms with a leader: %d",
 		h.seed, len(h.ops), h.acked.Load(), len(h.open), len(h.denied), h.g.eyes.terms())
 	if err := checkLinear(h.settle(logs)); err != nil {

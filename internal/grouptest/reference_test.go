@@ -197,7 +197,7 @@ func TestReferenceRestartStress(t *testing.T) {
 	t.Parallel()
 	g := newGroup(t, options{})
 	h := g.begin(newSeed(t), load{})
-	for range times(3, 15) {
+	for range times(3, 8) {
 		h.progress(100)
 		g.restartAll()
 	}

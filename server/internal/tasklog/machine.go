@@ -26,6 +26,9 @@ type Options struct {
 	// CachedTasks is of how many tasks the heads are held in memory; up to twice as many
 	// are. Default 100,000.
 	CachedTasks int
+	// Fatal is told that the state on disk is damaged or cannot be written, found out in
+	// the midst of something that cannot go on. It must not return. Default: panic.
+	Fatal func(error)
 	// Logger gets what goes wrong in the background; nil discards.
 	Logger *slog.Logger
 }
@@ -43,6 +46,9 @@ func (o *Options) withDefaults() Options {
 	}
 	if out.CachedTasks <= 0 {
 		out.CachedTasks = 100_000
+	}
+	if out.Fatal == nil {
+		out.Fatal = func(err error) { panic(err) }
 	}
 	if out.Logger == nil {
 		out.Logger = slog.New(slog.DiscardHandler)
@@ -65,6 +71,8 @@ type Machine struct {
 	failed  error // of an Apply or Install; the state can be trusted no more
 	heads   cache
 	watch   watchers
+	// verified are the tables of the newest snapshot, which VerifySnapshot alone uses.
+	verified map[tableKey]bool
 
 	mu struct { // guards db against being replaced or closed under a reader
 		sync.RWMutex
@@ -79,7 +87,7 @@ func Open(dir string, opts *Options) (*Machine, error) {
 	m.heads.limit = m.opts.CachedTasks
 	db, err := m.openCurrent()
 	if err != nil {
-		return nil, fmt.Errorf("open state %s: %w", dir, err)
+		return nil, fmt.Errorf("open state %s: %w (if it is damaged, remove that directory and start again: the state is installed anew)", dir, err)
 	}
 	applied, err := readApplied(db)
 	if err != nil {

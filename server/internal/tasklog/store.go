@@ -187,7 +187,7 @@ func (p *place) dbOptions(fresh bool, opts *Options) *pebble.Options {
 		FormatMajorVersion:          pebble.FormatTableFormatV6,
 		ErrorIfExists:               fresh,
 		ErrorIfNotExists:            !fresh,
-		Logger:                      pebbleLogger{opts.Logger},
+		Logger:                      pebbleLogger{opts.Logger, opts.Fatal},
 		EventListener: &pebble.EventListener{
 			BackgroundError: func(err error) { opts.Logger.Error("state", "err", err) },
 		},
@@ -209,7 +209,10 @@ func checkVersion(db *pebble.DB) error {
 
 // pebbleLogger passes on what Pebble says. What it calls fatal leaves the database in an
 // unknown state, and Pebble must not return from saying it.
-type pebbleLogger struct{ *slog.Logger }
+type pebbleLogger struct {
+	*slog.Logger
+	fatal func(error)
+}
 
 func (l pebbleLogger) Infof(format string, args ...any) {
 	l.Debug("pebble", "event", fmt.Sprintf(format, args...))
@@ -220,5 +223,6 @@ func (l pebbleLogger) Errorf(format string, args ...any) {
 }
 
 func (l pebbleLogger) Fatalf(format string, args ...any) {
-	panic("pebble: " + fmt.Sprintf(format, args...))
+	l.fatal(fmt.Errorf("state: %s", fmt.Sprintf(format, args...)))
+	panic("unreachable: a fatal error was survived")
 }
