@@ -190,7 +190,7 @@ func (s *Server) run(ln net.Listener, opts Options) {
 
 // open opens the state for the node, which closes it.
 func (s *Server) open(dir string) (raftnode.StateMachine, error) {
-	m, err := tasklog.Open(dir, &tasklog.Options{Logger: s.log, Fatal: func(err error) {
+	m, err := tasklog.Open(dir, &tasklog.Options{Logger: s.log, Failed: s.fail, Fatal: func(err error) {
 		s.fail(fmt.Errorf("%w: %w; remove %s and start again: the state is installed anew", checkpoint.ErrCorrupt, err, dir))
 		select {} // whoever called holds locks of the database, which nobody may use now
 	}})

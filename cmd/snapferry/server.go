@@ -120,7 +120,7 @@ func (v *serverVerb) ended(s *server.Server) error {
 	var err error
 	select {
 	case err = <-closed:
-	case <-time.After(10 * time.Second):
+	case <-time.After(3 * time.Second):
 	}
 	return &memberError{errors.Join(s.Err(), err)}
 }

@@ -72,6 +72,7 @@ func (c *Client) TransferLeader(ctx context.Context, id string) error {
 
 // Snapshot returns when the leader has recorded a snapshot of the state of now or later.
 func (c *Client) Snapshot(ctx context.Context) (id SnapshotID, err error) {
+	c.findLeader(ctx)
 	a, err := c.do(ctx, request{http.MethodPost, PathSnapshot, nil, snapshotTimeout})
 	if err == nil {
 		err = json.Unmarshal(a.body, &id)
@@ -86,11 +87,32 @@ func (c *Client) change(ctx context.Context, path string, body Change, out any) 
 	if err != nil {
 		return err
 	}
+	c.findLeader(ctx)
 	a, err := c.do(ctx, request{http.MethodPost, path, data, changeTimeout})
 	if err != nil || out == nil {
 		return err
 	}
 	return json.Unmarshal(a.body, out)
+}
+
+// findLeader looks for the leader where none is known, before a request that may take long
+// is sent to a member that takes it and says nothing. Whatever comes of it the request
+// follows the leader by itself.
+func (c *Client) findLeader(ctx context.Context) {
+	c.mu.Lock()
+	known := c.mu.leader != ""
+	c.mu.Unlock()
+	var s OwnStatus
+	if known || c.anyone(ctx, PathStatus, &s) != nil {
+		return
+	}
+	for _, m := range s.Members {
+		if m.ID == s.Leader && m.URL != "" {
+			c.mu.Lock()
+			c.mu.leader = m.URL
+			c.mu.Unlock()
+		}
+	}
 }
 
 // nextMember is how long a member may take before the next one is asked too.

@@ -17,6 +17,9 @@ import (
 // command; DecodeResult reads it. All of it becomes visible at once. An error means that the state
 // can be used no more.
 func (m *Machine) Apply(entries []Entry) ([][]byte, error) {
+	if m.failed == nil && m.opts.broken.Load() {
+		m.failed = errBroken
+	}
 	if m.failed != nil || len(entries) == 0 {
 		return nil, m.failed
 	}

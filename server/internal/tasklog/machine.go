@@ -29,8 +29,14 @@ type Options struct {
 	// Fatal is told that the state on disk is damaged or cannot be written, found out in
 	// the midst of something that cannot go on. It must not return. Default: panic.
 	Fatal func(error)
+	// Failed is told, once, that the state cannot be written: the disk is full, say. Nothing
+	// more is applied then, and what is under way may wait until the disk takes it after
+	// all. Default: it is logged.
+	Failed func(error)
 	// Logger gets what goes wrong in the background; nil discards.
 	Logger *slog.Logger
+
+	broken *atomic.Bool // Failed was told
 }
 
 func (o *Options) withDefaults() Options {
@@ -53,6 +59,10 @@ func (o *Options) withDefaults() Options {
 	if out.Logger == nil {
 		out.Logger = slog.New(slog.DiscardHandler)
 	}
+	if out.Failed == nil {
+		out.Failed = func(err error) { out.Logger.Error("state", "err", err) }
+	}
+	out.broken = &atomic.Bool{}
 	return out
 }
 
@@ -79,6 +89,9 @@ type Machine struct {
 		db *pebble.DB // nil once closed
 	}
 }
+
+// errBroken is what Apply says after Failed was told why.
+var errBroken = errors.New("the state cannot be written")
 
 // Open opens the state in dir, or begins an empty one there.
 func Open(dir string, opts *Options) (*Machine, error) {
@@ -194,7 +207,11 @@ func (m *Machine) Close() error {
 		return nil
 	}
 	m.failed = checkpoint.ErrClosed
-	if err := errors.Join(db.Flush(), db.Close()); err != nil {
+	var err error
+	if !m.opts.broken.Load() { // else it would wait for the disk
+		err = db.Flush()
+	}
+	if err := errors.Join(err, db.Close()); err != nil {
 		return fmt.Errorf("close state: %w", err)
 	}
 	return nil

@@ -8,6 +8,7 @@ import (
 	"log/slog"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"github.com/cockroachdb/pebble/v2"
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -187,9 +188,14 @@ func (p *place) dbOptions(fresh bool, opts *Options) *pebble.Options {
 		FormatMajorVersion:          pebble.FormatTableFormatV6,
 		ErrorIfExists:               fresh,
 		ErrorIfNotExists:            !fresh,
-		Logger:                      pebbleLogger{opts.Logger, opts.Fatal},
+		Logger:                      pebbleLogger{opts.Logger, opts.Fatal, opts.broken},
 		EventListener: &pebble.EventListener{
-			BackgroundError: func(err error) { opts.Logger.Error("state", "err", err) },
+			BackgroundError: func(err error) {
+				// Pebble tries again for ever, and says so each time.
+				if opts.broken.CompareAndSwap(false, true) {
+					opts.Failed(fmt.Errorf("state %s: %w", p.dir, cause(err)))
+				}
+			},
 		},
 	}
 }
@@ -211,7 +217,16 @@ func checkVersion(db *pebble.DB) error {
 // unknown state, and Pebble must not return from saying it.
 type pebbleLogger struct {
 	*slog.Logger
-	fatal func(error)
+	fatal  func(error)
+	broken *atomic.Bool // what comes after the first failure is its repetition
+}
+
+// cause leaves out the stack traces that Pebble's errors carry along.
+func cause(err error) error {
+	if e, ok := errors.AsType[*fs.PathError](err); ok {
+		return e
+	}
+	return errors.New(err.Error())
 }
 
 func (l pebbleLogger) Infof(format string, args ...any) {
@@ -219,7 +234,9 @@ func (l pebbleLogger) Infof(format string, args ...any) {
 }
 
 func (l pebbleLogger) Errorf(format string, args ...any) {
-	l.Error("pebble", "event", fmt.Sprintf(format, args...))
+	if !l.broken.Load() {
+		l.Error("pebble", "event", fmt.Sprintf(format, args...))
+	}
 }
 
 func (l pebbleLogger) Fatalf(format string, args ...any) {
