@@ -42,7 +42,7 @@ test: ## all tests, in their ordinary length
 	$(call limit,870) $(GO) test -timeout 8m $(PKG)
 
 test-all: portable ## all tests again, uncached and longer (SNAPFERRY_LONG=1), and builds for other platforms
-	SNAPFERRY_LONG=1 $(call limit,780) $(GO) test -count=1 -timeout 12m $(PKG)
+	SNAPFERRY_LONG=1 $(call limit,1020) $(GO) test -count=1 -timeout 16m $(PKG)
 
 # The engine runs on Linux; what is free of files must build everywhere.
 portable:
@@ -56,7 +56,7 @@ portable:
 
 race: ## the concurrent packages under the race detector, in their short form
 	$(call need,gcc,gcc libc6-dev)
-	CGO_ENABLED=1 $(call limit,750) $(GO) test -race -short -timeout 12m $(RACE)
+	CGO_ENABLED=1 $(call limit,1170) $(GO) test -race -short -timeout 18m $(RACE)
 
 chaos: ## kill, crash, fault and model tests, ROUNDS times with new seeds
 	SNAPFERRY_LONG=1 SNAPFERRY_CHAOS=1 $(call limit,3600) $(GO) test -count=$(ROUNDS) -timeout 50m \
