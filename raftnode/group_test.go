@@ -31,6 +31,7 @@ type group struct {
 type testMember struct {
 	name, dir, addr string
 	scheme          string
+	listener        net.Listener // of the first start: the port is nobody else's until then
 	node            *raftnode.Node
 	sm              *kv
 	server          *http.Server
@@ -75,11 +76,11 @@ func (g *group) prepare(name string) *testMember {
 	if err != nil {
 		g.t.Fatal(err)
 	}
-	m := &testMember{name: name, dir: g.t.TempDir(), addr: l.Addr().String(), scheme: "http"}
+	m := &testMember{name: name, dir: g.t.TempDir(), addr: l.Addr().String(), scheme: "http", listener: l}
 	if g.tls != nil {
 		m.scheme = "https"
 	}
-	l.Close()
+	g.t.Cleanup(func() { l.Close() }) // closed twice where the member was started
 	g.members[name] = m
 	return m
 }
@@ -112,9 +113,11 @@ func (g *group) tryStart(m *testMember, join []string, limit time.Duration, open
 		return err
 	}
 	m.node = node
-	l, err := net.Listen("tcp", m.addr)
-	if err != nil {
-		return err
+	l := m.listener
+	if m.listener = nil; l == nil {
+		if l, err = net.Listen("tcp", m.addr); err != nil {
+			return err
+		}
 	}
 	m.server = &http.Server{Handler: node.Handler(), ErrorLog: log.New(io.Discard, "", 0)}
 	if err := raftnode.ConfigureServer(m.server, opts.TLS); err != nil {

@@ -5,6 +5,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -42,9 +43,11 @@ func TestAllRestart(t *testing.T) {
 	for _, m := range g.members {
 		g.stop(m)
 	}
+	var starting sync.WaitGroup
 	for _, m := range g.members {
-		go g.start(m, nil)
+		starting.Go(func() { g.start(m, nil) })
 	}
+	starting.Wait()
 	g.eventually("a leader after the restart", func() bool {
 		for _, m := range g.members {
 			if m.node != nil && m.node.Status().Role == protocol.Leader {
