@@ -41,7 +41,7 @@ func (n *Node) refetch(ctx context.Context, rec *pb.SnapshotMetadata) (protocol.
 
 func (n *Node) refetchOnce(ctx context.Context, client *transfer.Client, rec *pb.SnapshotMetadata) (protocol.Held, error) {
 	all := errors.New("no other member is known")
-	for _, r := range n.identity.Table() {
+	for _, r := range n.lastTable() {
 		if r.ID == n.identity.ID {
 			continue
 		}

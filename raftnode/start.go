@@ -187,12 +187,17 @@ func (n *Node) metaOf(rec *pb.SnapshotMetadata, table []protocol.Member) protoco
 // so one of a later table will do; those of other members are left out, as Raft will
 // deliver the changes that brought them once more.
 func (n *Node) keptTable(rec *pb.SnapshotMetadata) []protocol.Member {
-	kept, err := n.door.LoadTable()
-	if err != nil {
-		kept = n.identity.Table()
-	}
 	conf := fromConfState(rec.GetConfState())
-	return slices.DeleteFunc(kept, func(r protocol.Member) bool { return !conf.Has(r.ID) })
+	return slices.DeleteFunc(n.lastTable(), func(r protocol.Member) bool { return !conf.Has(r.ID) })
+}
+
+// lastTable is the member table as it was last, or that of the first start where none was
+// kept.
+func (n *Node) lastTable() []protocol.Member {
+	if kept, err := n.door.LoadTable(); err == nil {
+		return kept
+	}
+	return n.identity.Table()
 }
 
 // recordedSnapshot finds the directory of a record. If it has to be installed it is

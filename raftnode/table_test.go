@@ -155,3 +155,19 @@ func TestFetchOfALaterTerm(t *testing.T) {
 	}
 	g.level()
 }
+
+// TestFetchFromALaterMember: who came after the first start can help at a start as well.
+func TestFetchFromALaterMember(t *testing.T) {
+	g := newGroup(t, 3, short)
+	m4 := g.fourth()
+	f := g.other(m4)
+	for _, m := range g.members {
+		if m != m4 {
+			g.stop(m)
+		}
+	}
+	g.loseSnapshots(f) // and its state machine keeps nothing
+	if err := g.tryStart(f, nil, 20*time.Second, openKV); err != nil {
+		t.Errorf("it cannot start although m4 holds a snapshot: %v", err)
+	}
+}
