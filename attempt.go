@@ -23,6 +23,15 @@ import (
 // sealed (P7). Stores that cannot leave it to the sweep.
 const unsealedTTL = 3 * 24 * time.Hour
 
+// ttl is what blobs are put with. A store that expires by a rule has one only if the
+// repository was made so. Without a TTL nothing can expire, and sealing is needless.
+func (t *Task) ttl() time.Duration {
+	if t.blobs.Expires() && !t.info.ExpireUnsealed {
+		return 0
+	}
+	return unsealedTTL
+}
+
 // attempt is one upload: every blob of it lies under its own prefix (P5).
 type attempt struct {
 	head.Attempt
@@ -34,11 +43,13 @@ type attempt struct {
 
 	packer  *packer
 	runs    []*storeRun
-	borrows []string // checkpoints whose blobs it names
+	borrows []string        // checkpoints whose blobs it names
+	sparse  map[string]bool // packs that are given up (P12)
 
 	mu      sync.Mutex // guards what follows while packs are under way
 	next    int
-	unnamed []string // written and not sealed yet
+	unnamed []waiting // written and not sealed yet
+	clock   time.Time // the store's, as last seen; zero if nothing expires
 	kept    keeper
 	lists   []string // chunk lists written to record progress
 
@@ -46,6 +57,12 @@ type attempt struct {
 	stores   map[string]storeEntry
 	indexes  map[string]*base // what becomes the bases
 	warnings []string
+}
+
+// waiting is a blob that has to be sealed.
+type waiting struct {
+	key   string
+	since time.Time // by the store's clock, it is no older than this
 }
 
 // newAttempt begins an attempt: its ordinal is one more than that of any before in
@@ -70,11 +87,15 @@ func (a *attempt) newKey() string {
 
 // put writes one new blob of the attempt.
 func (a *attempt) put(ctx context.Context, key string, body blob.Body) error {
-	if err := a.task.blobs.Put(ctx, key, body, blob.PutOptions{TTL: unsealedTTL}); err != nil {
+	since, err := a.storeTime(ctx)
+	if err != nil {
+		return err
+	}
+	if err := a.task.blobs.Put(ctx, key, body, blob.PutOptions{TTL: a.task.ttl()}); err != nil {
 		return err
 	}
 	a.mu.Lock()
-	a.unnamed = append(a.unnamed, key)
+	a.unnamed = append(a.unnamed, waiting{key, since})
 	a.mu.Unlock()
 	return nil
 }
@@ -87,17 +108,68 @@ func (a *attempt) putPack(ctx context.Context, key string, body blob.Body) error
 	return a.keepProgress(ctx)
 }
 
+// storeTime is a time of the store's that has passed: the one it had at the last seal, or
+// when the attempt began to write. It is zero if nothing expires.
+func (a *attempt) storeTime(ctx context.Context) (time.Time, error) {
+	if !a.task.info.ExpireUnsealed {
+		return time.Time{}, nil
+	}
+	a.mu.Lock()
+	clock := a.clock
+	a.mu.Unlock()
+	if !clock.IsZero() {
+		return clock, nil
+	}
+	clock, err := a.task.blobs.Now(ctx)
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if err == nil && a.clock.IsZero() {
+		a.clock = clock
+	}
+	return clock, err
+}
+
 // seal makes permanent what was written so far. Whoever names blobs in the log seals
 // them first (I2). Reused blobs are sealed already.
 func (a *attempt) seal(ctx context.Context) error {
 	a.mu.Lock()
-	keys := slices.Clone(a.unnamed)
+	sealed := slices.Clone(a.unnamed)
 	a.mu.Unlock()
-	if err := a.task.blobs.RemoveTTL(ctx, keys); err != nil {
+	keys := make([]string, len(sealed))
+	for i, w := range sealed {
+		keys[i] = w.key
+	}
+	if a.task.ttl() > 0 {
+		if err := a.task.blobs.RemoveTTL(ctx, keys); err != nil {
+			return fmt.Errorf("seal: %w", err)
+		}
+	}
+	if err := a.inTime(ctx, sealed); err != nil {
 		return fmt.Errorf("seal: %w", err)
 	}
 	a.mu.Lock()
-	a.unnamed = slices.DeleteFunc(a.unnamed, func(k string) bool { return slices.Contains(keys, k) })
+	a.unnamed = slices.DeleteFunc(a.unnamed, func(w waiting) bool { return slices.Contains(keys, w.key) })
+	a.mu.Unlock()
+	return nil
+}
+
+// inTime fails when half of a blob's TTL had passed before the seal (P7): a store works
+// through what has expired when it likes, and may have an object on its list although the
+// seal found it.
+func (a *attempt) inTime(ctx context.Context, sealed []waiting) error {
+	if !a.task.info.ExpireUnsealed || len(sealed) == 0 {
+		return nil
+	}
+	now, err := a.task.blobs.Now(ctx)
+	if err != nil {
+		return err
+	}
+	oldest := slices.MinFunc(sealed, func(x, y waiting) int { return x.since.Compare(y.since) })
+	if took := now.Sub(oldest.since); took >= unsealedTTL/2 {
+		return fmt.Errorf("blobs waited %s for it, and the store expires them after %s; run it again", took.Round(time.Second), unsealedTTL)
+	}
+	a.mu.Lock()
+	a.clock = now
 	a.mu.Unlock()
 	return nil
 }
@@ -145,16 +217,21 @@ func (a *attempt) read(ctx context.Context, p *Pending, put func(context.Context
 	if err := a.borrow(ctx, p); err != nil {
 		return err
 	}
+	var err error
+	if a.sparse, err = a.chooseSparse(ctx, p); err != nil {
+		return err
+	}
 	var older *history
 	if !a.task.opts.Full {
 		older = newHistory(&a.task.view, a.task.state.State, p.bases())
 	}
 	a.packer = newPacker(ctx, &a.task.opts, func() map[snapshot.Digest]snapshot.Location { return a.reusable(p) }, older, a.newKey, put)
+	a.packer.sparse = a.sparse
 	up := newUploader(a.task.id, &a.task.opts, a.packer)
 	for _, f := range p.images {
 		a.runs = append(a.runs, a.newRun(f, p.sources[f.name], up))
 	}
-	err := errors.Join(a.readStores(ctx), a.closeCaches())
+	err = errors.Join(a.readStores(ctx), a.closeCaches())
 	if ferr := a.packer.flush(); ferr != nil {
 		err = ferr // the cause; readers only saw that the group had ended
 	}
@@ -206,18 +283,23 @@ func (a *attempt) borrow(ctx context.Context, p *Pending) error {
 	return nil
 }
 
-// reusable returns the chunks that need not be sent. A commit that reads nothing never
-// asks.
+// reusable returns the chunks that need not be sent, and those in packs that are given up
+// where there is no other place. A commit that reads nothing never asks.
 func (a *attempt) reusable(p *Pending) map[snapshot.Digest]snapshot.Location {
 	known := make(map[snapshot.Digest]snapshot.Location)
 	if a.task.opts.Full {
 		return known
 	}
+	note := func(d snapshot.Digest, l snapshot.Location) {
+		if _, ok := known[d]; !ok || !a.sparse[l.Blob] {
+			known[d] = l
+		}
+	}
 	for _, b := range p.bases() {
 		for i := range b.index.Entries {
 			for _, c := range b.index.Entries[i].Chunks {
 				if !b.lost[c.Blob] {
-					known[c.Digest] = c.Location
+					note(c.Digest, c.Location)
 				}
 			}
 		}
@@ -225,7 +307,7 @@ func (a *attempt) reusable(p *Pending) map[snapshot.Digest]snapshot.Location {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for _, c := range a.kept.chunks {
-		known[c.Digest] = c.Location
+		note(c.Digest, c.Location)
 	}
 	return known
 }
@@ -254,9 +336,11 @@ func (a *attempt) readStores(ctx context.Context) error {
 	g, gctx := errgroup.WithContext(ctx)
 	for _, r := range a.runs {
 		g.Go(func() error {
+			start := time.Now()
 			if err := r.run(gctx); err != nil {
 				return fmt.Errorf("store %s: %w", r.name, err)
 			}
+			emit(a.task.opts.Observer.StoreRead, StoreRead{a.task.id, r.name, time.Since(start)})
 			return nil
 		})
 	}
@@ -362,11 +446,15 @@ func (a *attempt) warn(store, text string) {
 
 func (a *attempt) uploaded() Uploaded {
 	_, stored := a.packer.durable()
-	ev := Uploaded{Task: a.task.id, Blobs: int64(a.next), Stored: stored, Duration: time.Since(a.began), Stores: map[string]StoreReport{}}
+	return Uploaded{Task: a.task.id, Blobs: int64(a.next), Stored: stored, Duration: time.Since(a.began), Stores: a.storeReports()}
+}
+
+func (a *attempt) storeReports() map[string]StoreReport {
+	reports := map[string]StoreReport{}
 	for _, r := range a.runs {
-		ev.Stores[r.name] = r.report
+		reports[r.name] = r.report
 	}
-	return ev
+	return reports
 }
 
 func (a *attempt) markers() Markers {
@@ -380,12 +468,9 @@ func (a *attempt) markers() Markers {
 func (a *attempt) report(began time.Time) *CommitReport {
 	rep := &CommitReport{
 		Checkpoint: a.id, Epoch: a.Epoch, Sequence: a.sequence, Millis: time.Since(began).Milliseconds(),
-		Stores: map[string]StoreReport{}, Consistent: a.consistent(), Warnings: a.warnings,
+		Stores: a.storeReports(), Consistent: a.consistent(), Warnings: a.warnings,
 	}
 	for _, r := range a.runs {
-		s := r.report
-		s.BytesStored = s.BytesUploaded // chunks are stored as they are
-		rep.Stores[r.name] = s
 		for _, text := range r.warnings {
 			rep.Warnings = append(rep.Warnings, r.name+": left out "+text)
 		}

@@ -37,11 +37,11 @@ func (r *storeRun) build() error {
 
 // content puts the chunks of a file into its entry and counts it.
 func (r *storeRun) content(e *source.Entry, out *snapshot.Entry, rep *StoreReport) error {
-	var sent int64
+	var m moved
 	if b := r.retained[e.Path]; b != nil {
 		out.ChunkSize, out.Chunks = b.ChunkSize, b.Chunks
 	} else if c := r.read[e.Path]; c != nil {
-		out.ChunkSize, out.Chunks, sent = c.chunkSize, c.chunks, c.sent
+		out.ChunkSize, out.Chunks, m = c.chunkSize, c.chunks, c.moved
 	} else {
 		return fmt.Errorf("%s: neither read nor proven unchanged", e.Path)
 	}
@@ -49,9 +49,11 @@ func (r *storeRun) content(e *source.Entry, out *snapshot.Entry, rep *StoreRepor
 	for i := range out.Chunks {
 		data += int64(out.Chunks[i].Length)
 	}
-	rep.BytesUploaded += sent
-	rep.BytesRetained += data - sent
-	if sent > 0 {
+	rep.BytesUploaded += m.sent
+	rep.BytesStored += m.stored
+	rep.BytesRewritten += m.rewritten
+	rep.BytesRetained += data - m.sent
+	if m.sent > 0 {
 		rep.FilesUploaded++
 	} else {
 		rep.FilesRetained++

@@ -48,9 +48,9 @@ func newHistory(v *view, s *head.State, bases map[string]*base) *history {
 	return h
 }
 
-// find returns where a chunk lies that the bases do not have. It is called under the
-// packer's lock, so one at a time.
-func (h *history) find(ctx context.Context, d snapshot.Digest) (snapshot.Location, bool, error) {
+// find returns where a chunk lies that the bases do not have; in one of the packs to avoid,
+// it is not borrowed. It is called under the packer's lock, so one at a time.
+func (h *history) find(ctx context.Context, d snapshot.Digest, avoid map[string]bool) (snapshot.Location, bool, error) {
 	if h == nil {
 		return snapshot.Location{}, false, nil
 	}
@@ -60,7 +60,7 @@ func (h *history) find(ctx context.Context, d snapshot.Digest) (snapshot.Locatio
 		}
 	}
 	c, ok := h.found[d]
-	if ok {
+	if ok && !avoid[c.Blob] {
 		h.borrows[c.checkpoint] = true
 	}
 	return c.Location, ok, nil
@@ -135,6 +135,26 @@ func (h *history) roots(ctx context.Context, c *head.Checkpoint) ([]*snapshot.Ro
 // add takes up the chunks of the segments of one index that were not seen yet, as far as
 // the blobs are there.
 func (h *history) add(ctx context.Context, r *snapshot.Root, id string, sizes map[string]int64) error {
+	return h.unseen(ctx, r, func(c snapshot.StoredChunk) {
+		if _, ok := h.found[c.Digest]; !ok && holds(sizes[c.Blob], c.Location) {
+			h.found[c.Digest] = oldChunk{c.Location, id}
+		}
+	})
+}
+
+// each calls f with the chunks of a checkpoint that lie in segments not seen yet.
+func (h *history) each(ctx context.Context, c *head.Checkpoint, f func(snapshot.StoredChunk)) error {
+	roots, err := h.roots(ctx, c)
+	for _, r := range roots {
+		if err == nil {
+			err = h.unseen(ctx, r, f)
+		}
+	}
+	return err
+}
+
+// unseen calls f with the chunks of the segments of one index that were not seen yet.
+func (h *history) unseen(ctx context.Context, r *snapshot.Root, f func(snapshot.StoredChunk)) error {
 	for i := range r.Segments {
 		ref := &r.Segments[i]
 		if h.skip[ref.Content] {
@@ -150,9 +170,7 @@ func (h *history) add(ctx context.Context, r *snapshot.Root, id string, sizes ma
 			return err
 		}
 		for _, c := range chunks {
-			if _, ok := h.found[c.Digest]; !ok && holds(sizes[c.Blob], c.Location) {
-				h.found[c.Digest] = oldChunk{c.Location, id}
-			}
+			f(c)
 		}
 	}
 	return nil

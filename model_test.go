@@ -58,8 +58,10 @@ func TestModel(t *testing.T) {
 	}
 }
 
-func runHistory(t *testing.T, seed uint64) {
-	h := newRandomLife(t, seed)
+func runHistory(t *testing.T, seed uint64) { newRandomLife(t, seed).run() }
+
+func (h *randomLife) run() {
+	t, seed := h.t, h.seed
 	t.Cleanup(func() {
 		if t.Failed() {
 			t.Logf("again with SNAPFERRY_SEED=%d; steps:\n%s", seed, strings.Join(h.steps, "\n"))
@@ -83,7 +85,10 @@ type randomLife struct {
 	t     *testing.T
 	r     *rand.Rand
 	l     *lab
+	seed  uint64
 	steps []string
+	moved int64  // by pack upkeep
+	also  func() // changes the stores too, if it is there
 
 	now      map[string]tree // the stores as they are
 	tries    map[string]try  // by offset n
@@ -98,7 +103,7 @@ type randomLife struct {
 
 func newRandomLife(t *testing.T, seed uint64) *randomLife {
 	return &randomLife{
-		t: t, r: rand.New(rand.NewPCG(seed, 0)), l: newLab(t),
+		t: t, seed: seed, r: rand.New(rand.NewPCG(seed, 0)), l: newLab(t),
 		now: map[string]tree{"kv": {}, "meta": {"m": "0"}}, tries: map[string]try{}, open: map[string]bool{}, failed: map[string]bool{},
 	}
 }
@@ -211,6 +216,9 @@ func (h *randomLife) change() {
 // may come of it.
 func (h *randomLife) attempt(ctx context.Context, o *owner) (string, error) {
 	h.change()
+	if h.also != nil {
+		h.also()
+	}
 	n := fmt.Sprint(len(h.tries))
 	tr := try{map[string]tree{"kv": maps.Clone(h.now["kv"])}, o.opts.KeepLast}
 	switch h.r.IntN(6) {
@@ -224,7 +232,12 @@ func (h *randomLife) attempt(ctx context.Context, o *owner) (string, error) {
 	for name, files := range tr.stores {
 		sources[name] = &memSource{tree: files}
 	}
-	_, err := commitStores(ctx, o.task, sources, n)
+	rep, err := commitStores(ctx, o.task, sources, n)
+	if err == nil {
+		for _, s := range rep.Stores {
+			h.moved += s.BytesRewritten
+		}
+	}
 	if err == nil || errors.Is(err, ErrUnknown) {
 		h.open[n] = true
 	} else {

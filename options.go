@@ -25,6 +25,17 @@ const (
 	Fail
 )
 
+// Compression says which chunks are compressed before they are sent.
+type Compression int
+
+const (
+	// CompressAuto compresses, with zstd, what a probe of it says gets shorter by an
+	// eighth at least. Files that their store compresses itself are left as they are.
+	CompressAuto Compression = iota
+	// CompressOff stores chunks as they are.
+	CompressOff
+)
+
 // RunningWindow is how recent a write makes an owner count as running, by the
 // store's clock.
 const RunningWindow = 10 * time.Minute
@@ -52,6 +63,9 @@ type Options struct {
 	Full bool
 	// Labels are stored with each checkpoint.
 	Labels map[string]string
+	// Compression says whether new chunks are compressed. Up to GOMAXPROCS of them are at
+	// a time, which takes up to 12 MiB each.
+	Compression Compression
 	// External says that the application publishes checkpoints itself (P6).
 	External *External
 	// Readers bounds the chunks being read and hashed at a time; each takes up to
@@ -104,6 +118,9 @@ func (o *Options) withDefaults() (Options, error) {
 	}
 	if v.PackSize < minPackSize || v.PackSize > maxPackSize {
 		return v, fmt.Errorf("PackSize is %d: it must be between %d and %d bytes", v.PackSize, minPackSize, maxPackSize)
+	}
+	if v.Compression != CompressAuto && v.Compression != CompressOff {
+		return v, fmt.Errorf("Compression is %d: it must be CompressAuto or CompressOff", v.Compression)
 	}
 	if v.KeepLast < KeepAll || v.Readers < 1 || v.Uploads < 1 {
 		return v, fmt.Errorf("KeepLast, Readers and Uploads must not be negative (KeepAll is %d)", KeepAll)

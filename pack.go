@@ -2,7 +2,6 @@ package snapferry
 
 import (
 	"context"
-	"fmt"
 	"sync"
 
 	"golang.org/x/sync/errgroup"
@@ -20,15 +19,19 @@ type packer struct {
 	key   func() string                                // a new key of the attempt
 	reuse func() map[snapshot.Digest]snapshot.Location // what is known at the start
 	older *history                                     // what is asked when that does not have it
-	size  int
-	group *errgroup.Group
-	ctx   context.Context // of group: ends when a put fails
-	slabs chan []byte     // bounds packs in memory
+
+	sparse map[string]bool // packs that are given up: what lies in them is stored again (P12)
+	size   int
+	group  *errgroup.Group
+	ctx    context.Context // of group: ends when a put fails
+	slabs  chan []byte     // bounds packs in memory
+	press  *press          // nil: chunks are stored as they are
 
 	mu     sync.Mutex
 	known  map[snapshot.Digest]snapshot.Location // reusable, or already in a pack of this attempt; nil until asked
 	cur    *pack
 	stored int64
+	sizes  map[string]int64       // of packs whose put was answered
 	sent   []snapshot.StoredChunk // of packs whose put was answered
 	blobs  []string               // keys handed out, answered or not
 }
@@ -43,40 +46,89 @@ func newPacker(ctx context.Context, opts *Options, reuse func() map[snapshot.Dig
 	put func(context.Context, string, blob.Body) error) *packer {
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(opts.Uploads)
-	p := &packer{put: put, key: key, size: opts.PackSize, group: g, ctx: gctx, reuse: reuse, older: older, slabs: make(chan []byte, opts.Uploads+1)}
+	p := &packer{put: put, key: key, size: opts.PackSize, group: g, ctx: gctx, reuse: reuse, older: older, slabs: make(chan []byte, opts.Uploads+1), sizes: map[string]int64{}}
+	if opts.Compression == CompressAuto {
+		p.press = newPress(opts.Readers)
+	}
 	for range opts.Uploads + 1 {
 		p.slabs <- nil
 	}
 	return p
 }
 
-// add stores a chunk unless its content is there already, and returns where it lies
-// and whether it had to be sent. It blocks while all packs are on their way.
-func (p *packer) add(data []byte, digest snapshot.Digest) (loc snapshot.Location, sent bool, err error) {
+// fate is what became of a chunk that was handed to the packer.
+type fate int
+
+const (
+	reused    fate = iota // its content was there
+	sent                  // it is new
+	rewritten             // it was there, in a pack that is given up (P12)
+)
+
+// add stores a chunk unless its content is there already, and tells where it lies. It
+// blocks while all packs are on their way. squeeze allows it to be compressed, which is
+// done outside of the lock and so perhaps in vain: others may be quicker.
+func (p *packer) add(data []byte, digest snapshot.Digest, squeeze bool) (snapshot.Location, fate, error) {
+	p.mu.Lock()
+	loc, was, err := p.findLocked(digest)
+	p.mu.Unlock()
+	if was == reused || err != nil {
+		return loc, was, err
+	}
+	if squeeze && p.press != nil {
+		room, err := p.press.enter(p.ctx)
+		if err != nil {
+			return loc, was, err
+		}
+		defer p.press.leave(room)
+		if stored := room.squeeze(data, digest); stored != nil {
+			return p.store(stored, snapshot.Zstd, digest, uint32(len(data)))
+		}
+	}
+	return p.store(data, snapshot.Raw, digest, uint32(len(data)))
+}
+
+// store copies the stored bytes of a chunk into a pack, unless somebody else has done it.
+func (p *packer) store(stored []byte, enc snapshot.Encoding, digest snapshot.Digest, length uint32) (loc snapshot.Location, was fate, err error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	for {
+		if loc, was, err = p.findLocked(digest); was == reused || err != nil {
+			return loc, was, err
+		}
+		if p.cur != nil && (len(p.cur.data) == 0 || len(p.cur.data)+len(stored) <= p.size) {
+			break
+		}
+		if err := p.nextLocked(max(p.size, len(stored))); err != nil {
+			return loc, was, err
+		}
+	}
+	loc = snapshot.Location{Blob: p.cur.key, Offset: uint32(len(p.cur.data)), Stored: uint32(len(stored)), Encoding: enc}
+	p.cur.data = append(p.cur.data, stored...)
+	p.cur.chunks = append(p.cur.chunks, snapshot.StoredChunk{Digest: digest, Length: length, Location: loc})
+	p.known[digest] = loc
+	return loc, was, nil
+}
+
+// findLocked says what is to become of a chunk, and where it lies if it is reused.
+func (p *packer) findLocked(digest snapshot.Digest) (snapshot.Location, fate, error) {
 	if p.known == nil {
 		p.known = p.reuse()
 	}
-	for {
-		if loc, ok := p.known[digest]; ok {
-			return loc, false, nil
-		}
-		if loc, ok, err := p.older.find(p.ctx, digest); ok || err != nil {
-			return loc, false, err
-		}
-		if p.cur != nil && (len(p.cur.data) == 0 || len(p.cur.data)+len(data) <= p.size) {
-			break
-		}
-		if err := p.nextLocked(max(p.size, len(data))); err != nil {
-			return snapshot.Location{}, false, err
-		}
+	loc, known := p.known[digest]
+	if known && !p.sparse[loc.Blob] {
+		return loc, reused, nil
 	}
-	loc = snapshot.Location{Blob: p.cur.key, Offset: uint32(len(p.cur.data)), Stored: uint32(len(data))}
-	p.cur.data = append(p.cur.data, data...)
-	p.cur.chunks = append(p.cur.chunks, snapshot.StoredChunk{Digest: digest, Length: uint32(len(data)), Location: loc})
-	p.known[digest] = loc
-	return loc, true, nil
+	loc, old, err := p.older.find(p.ctx, digest, p.sparse)
+	switch {
+	case err != nil:
+		return loc, sent, err
+	case old && !p.sparse[loc.Blob]:
+		return loc, reused, nil
+	case old || known:
+		return loc, rewritten, nil
+	}
+	return loc, sent, nil
 }
 
 // nextLocked sends the current pack and begins another. It gives the lock up while it
@@ -124,6 +176,7 @@ func (p *packer) sendLocked() {
 		p.mu.Lock()
 		defer p.mu.Unlock()
 		p.stored += int64(len(full.data))
+		p.sizes[full.key] = int64(len(full.data))
 		p.sent = append(p.sent, full.chunks...)
 		return nil
 	})
@@ -146,11 +199,6 @@ func (p *packer) durable() ([]snapshot.StoredChunk, int64) {
 
 // checkChunk verifies a chunk read back from the blob store.
 func checkChunk(data []byte, c *snapshot.Chunk) error {
-	if c.Encoding != snapshot.Raw {
-		return fmt.Errorf("chunk encoding %d: %w", c.Encoding, ErrUnsupported)
-	}
-	if len(data) != int(c.Length) || snapshot.Sum(data) != c.Digest {
-		return fmt.Errorf("%w: chunk does not match its digest", ErrCorrupt)
-	}
-	return nil
+	_, err := c.Unpack(data, nil)
+	return err
 }

@@ -62,6 +62,7 @@ func (t *Task) findLost(ctx context.Context, store string, b *base) error {
 	if err != nil {
 		return err
 	}
+	t.upkeep.learn(b.root, sizes)
 	b.lost = map[string]bool{}
 	for i := range b.index.Entries {
 		for _, c := range b.index.Entries[i].Chunks {

@@ -123,6 +123,7 @@ func (t *Task) adopt(a *attempt) {
 			delete(t.bases, name)
 		}
 	}
+	t.upkeep.adopt(a, t.bases, t.state.State.Live())
 	t.wasTold()
 }
 

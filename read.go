@@ -28,8 +28,28 @@ type content struct {
 	chunkSize uint32
 	chunks    []snapshot.Chunk
 	xattrs    []snapshot.Xattr
-	sent      int64
+	proven    bool // it is what the base has; only chunks that had to move were read
+	moved
 }
+
+// moved counts what of a file was stored: bytes of it that are new, what was written to
+// the store for them, and what was written for those that pack upkeep moved (P12).
+type moved struct{ sent, stored, rewritten int64 }
+
+// tally is moved while the chunks of the file are under way.
+type tally struct{ sent, stored, rewritten atomic.Int64 }
+
+func (t *tally) add(was fate, length uint32, loc *snapshot.Location) {
+	switch was {
+	case sent:
+		t.sent.Add(int64(length))
+		t.stored.Add(int64(loc.Stored))
+	case rewritten:
+		t.rewritten.Add(int64(loc.Stored))
+	}
+}
+
+func (t *tally) sum() moved { return moved{t.sent.Load(), t.stored.Load(), t.rewritten.Load()} }
 
 // proof is what an identity cache records of a file: all that an unchanged ctime
 // vouches for and that an index holds, so that an entry with the same proof can be
@@ -58,6 +78,7 @@ type storeRun struct {
 
 	read       map[string]*content // read in this attempt, by path
 	retained   map[string]*snapshot.Entry
+	moving     map[string]*snapshot.Entry // unchanged, but with chunks in packs that are given up
 	entries    []snapshot.Entry
 	report     StoreReport
 	consistent bool
@@ -144,7 +165,7 @@ func (r *storeRun) compare() (todo []*source.Entry, differs bool) {
 	start := time.Now()
 	entries := r.img.Entries()
 	links := source.HardLinks(entries)
-	r.retained = make(map[string]*snapshot.Entry)
+	r.retained, r.moving = make(map[string]*snapshot.Entry), make(map[string]*snapshot.Entry)
 	ev := Compared{Task: r.up.id, Store: r.name}
 	base := walker{index: r.base}
 	for i := range entries {
@@ -160,7 +181,10 @@ func (r *storeRun) compare() (todo []*source.Entry, differs bool) {
 		if c := r.read[e.Path]; c != nil && c.identity == e.Identity {
 			continue
 		}
-		if b := r.unchanged(e, b); b != nil {
+		b = r.unchanged(e, b)
+		if b != nil && r.hasSparse(b) {
+			r.moving[e.Path] = b
+		} else if b != nil {
 			r.retained[e.Path] = b
 			ev.RetainedFiles++
 			ev.RetainedBytes += e.Size
@@ -194,6 +218,12 @@ func (r *storeRun) unchanged(e *source.Entry, b *snapshot.Entry) *snapshot.Entry
 		return nil
 	}
 	return b
+}
+
+// hasSparse tells whether a chunk of an entry lies in a pack that is given up.
+func (r *storeRun) hasSparse(b *snapshot.Entry) bool {
+	sparse := r.up.packer.sparse
+	return len(sparse) > 0 && slices.ContainsFunc(b.Chunks, func(c snapshot.Chunk) bool { return sparse[c.Blob] })
 }
 
 // countRemoved counts what the base has and the store has not.
@@ -307,15 +337,7 @@ func (r *storeRun) readFile(ctx context.Context, e *source.Entry) (c *content, e
 	if f.Identity() != e.Identity {
 		return nil, fmt.Errorf("%s: %w", e.Path, source.ErrChanged)
 	}
-	runs, err := f.Runs()
-	if err != nil {
-		return nil, err
-	}
-	c = &content{identity: e.Identity, chunkSize: chunkSize(e)}
-	for off, n := range snapshot.Cut(e.Size, snapshotRuns(runs), c.chunkSize) {
-		c.chunks = append(c.chunks, snapshot.Chunk{Offset: off, Length: n})
-	}
-	if err := r.readChunks(ctx, f, e, c); err != nil {
+	if c, err = r.readContent(ctx, f, e); err != nil {
 		return nil, err
 	}
 	if c.xattrs, err = r.xattrs(e); err != nil {
@@ -324,17 +346,49 @@ func (r *storeRun) readFile(ctx context.Context, e *source.Entry) (c *content, e
 	if err := f.Check(); err != nil {
 		return nil, err
 	}
-	if r.cache != nil && !e.Fresh {
+	if r.cache != nil && !e.Fresh && !c.proven {
 		r.cache.Record(e.Path, f.Identity(), proof(&snapshot.Entry{Size: e.Size, ChunkSize: c.chunkSize, Chunks: c.chunks, Xattrs: c.xattrs}))
 	}
 	return c, nil
 }
 
+// readContent reads what has to be read of a file: all, or of one that is unchanged the
+// chunks whose packs are given up. Those count only with the digests that they had; else
+// the file is not unchanged, whatever its identity says, and all of it is read (I5).
+func (r *storeRun) readContent(ctx context.Context, f source.File, e *source.Entry) (*content, error) {
+	if b := r.moving[e.Path]; b != nil {
+		c := &content{identity: e.Identity, chunkSize: b.ChunkSize, chunks: slices.Clone(b.Chunks), proven: true}
+		for i := range c.chunks {
+			if r.up.packer.sparse[c.chunks[i].Blob] {
+				c.chunks[i].Location = snapshot.Location{}
+			}
+		}
+		if err := r.readChunks(ctx, f, e, c); !errors.Is(err, errOtherBytes) {
+			return c, err
+		}
+		text := fmt.Sprintf("%s has other bytes than were backed up, although it looks unchanged; it is read again", e.Path)
+		emit(r.up.opts.Observer.Warned, Warned{r.up.id, r.name, text})
+	}
+	runs, err := f.Runs()
+	if err != nil {
+		return nil, err
+	}
+	c := &content{identity: e.Identity, chunkSize: chunkSize(e)}
+	for off, n := range snapshot.Cut(e.Size, snapshotRuns(runs), c.chunkSize) {
+		c.chunks = append(c.chunks, snapshot.Chunk{Offset: off, Length: n})
+	}
+	return c, r.readChunks(ctx, f, e, c)
+}
+
+// errOtherBytes: a chunk does not have the digest that it must have.
+var errOtherBytes = errors.New("other bytes than were backed up")
+
+// readChunks reads the chunks of c that have no place yet.
 func (r *storeRun) readChunks(ctx context.Context, f source.File, e *source.Entry, c *content) error {
-	var sent atomic.Int64
-	defer func() { c.sent = sent.Load() }()
+	var t tally
+	defer func() { c.moved = t.sum() }()
 	if len(c.chunks) == 1 {
-		return r.readChunk(ctx, f, e, &c.chunks[0], &sent)
+		return r.readChunk(ctx, f, e, &c.chunks[0], &t)
 	}
 	g, gctx := errgroup.WithContext(ctx)
 	g.SetLimit(r.up.opts.Readers)
@@ -342,12 +396,15 @@ func (r *storeRun) readChunks(ctx context.Context, f source.File, e *source.Entr
 		if gctx.Err() != nil {
 			break
 		}
-		g.Go(func() error { return r.readChunk(gctx, f, e, &c.chunks[i], &sent) })
+		if c.chunks[i].Blob != "" {
+			continue
+		}
+		g.Go(func() error { return r.readChunk(gctx, f, e, &c.chunks[i], &t) })
 	}
 	return g.Wait()
 }
 
-func (r *storeRun) readChunk(ctx context.Context, f source.File, e *source.Entry, c *snapshot.Chunk, sent *atomic.Int64) error {
+func (r *storeRun) readChunk(ctx context.Context, f source.File, e *source.Entry, c *snapshot.Chunk, t *tally) error {
 	var buf []byte
 	select {
 	case buf = <-r.up.buffers:
@@ -365,15 +422,19 @@ func (r *storeRun) readChunk(ctx context.Context, f source.File, e *source.Entry
 		}
 		return fmt.Errorf("read %s at %d: %w", e.Path, c.Offset, err)
 	}
-	c.Digest = snapshot.Sum(data)
-	loc, new, err := r.up.packer.add(data, c.Digest)
+	digest := snapshot.Sum(data)
+	if !c.Digest.IsZero() && c.Digest != digest {
+		return errOtherBytes
+	}
+	c.Digest = digest
+	loc, was, err := r.up.packer.add(data, c.Digest, !compressedAlready(e))
 	if err != nil {
 		return err
 	}
 	c.Location = loc
+	t.add(was, c.Length, &loc)
 	p := Progress{Task: r.up.id, Store: r.name, Bytes: int64(c.Length)}
-	if new {
-		sent.Add(int64(c.Length))
+	if was == sent {
 		p.Moved = p.Bytes
 	}
 	emit(r.up.opts.Observer.Progress, p)

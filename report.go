@@ -25,6 +25,9 @@ type StoreReport struct {
 	FilesRemoved  int64 `json:"files_removed"`
 	BytesRemoved  int64 `json:"bytes_removed"`
 	BytesStored   int64 `json:"bytes_stored"`
+	// BytesRewritten is what was written to the blob store in place of packs that are
+	// mostly dead (P12). It counts nowhere else: the bytes are retained.
+	BytesRewritten int64 `json:"bytes_rewritten,omitempty"`
 }
 
 // Markers name the snapshot of each store: what an application that publishes by
@@ -85,6 +88,8 @@ type VerifyReport struct {
 	Bytes       int64    `json:"bytes"`
 	Missing     []Damage `json:"missing"`
 	Corrupt     []Damage `json:"corrupt"`
+	// Skipped are tasks that were not checked since their log is not here, and why.
+	Skipped []string `json:"skipped,omitempty"`
 }
 
 // Damage is one place of the repository that is not as it was written.

@@ -24,6 +24,7 @@ import (
 type Task struct {
 	view
 	opts Options
+	info RepoInfo
 
 	mu struct {
 		sync.Mutex
@@ -40,6 +41,7 @@ type Task struct {
 	told    int                 // how many of forget the entry that was sent last carries
 	cleaned []string            // dropped checkpoints whose blobs are gone
 	tables  map[string][]string // blobs of an index, by marker: what clean-up asks each time
+	upkeep  upkeep
 }
 
 // base is a committed snapshot of a store that the next one is compared with.
@@ -82,7 +84,8 @@ func newTask(id TaskID, blobs *blob.Store, checkpoints *checkpoint.Store, opts *
 }
 
 func (t *Task) open(ctx context.Context, checkpoints *checkpoint.Store) error {
-	if _, err := ReadInfo(ctx, t.blobs); err != nil {
+	var err error
+	if t.info, err = ReadInfo(ctx, t.blobs); err != nil {
 		return err
 	}
 	info, err := checkpoints.Info(ctx)
@@ -126,7 +129,7 @@ func (t *Task) bind(ctx context.Context, store string) error {
 	if !errors.Is(err, fs.ErrNotExist) {
 		return err
 	}
-	if err := t.blobs.Probe(ctx); err != nil {
+	if err := t.blobs.Probe(ctx); err != nil && !(t.info.NoFencing && errors.Is(err, blob.ErrUnfenced)) {
 		return err
 	}
 	return ensureBind(ctx, t.blobs, t.id, want)
@@ -227,6 +230,7 @@ func (t *Task) loadBases(ctx context.Context) error {
 		byID[id] = append(byID[id], store)
 	}
 	clear(t.bases)
+	clear(t.upkeep.packs)
 	for _, id := range slices.Sorted(maps.Keys(byID)) {
 		err := t.loadCheckpoint(ctx, id, byID[id])
 		switch {

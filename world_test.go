@@ -146,7 +146,7 @@ type lab struct {
 func newLab(t testing.TB) *lab {
 	t.Helper()
 	l := &lab{t: t, mem: memblob.New()}
-	value(Init(t.Context(), blob.New(l.mem, nil)))(t)
+	value(Init(t.Context(), blob.New(l.mem, nil), nil))(t)
 	return l
 }
 
@@ -331,7 +331,7 @@ func (l *lab) read(cp *Checkpoint, store string) (tree, error) {
 			c := &e.Chunks[k]
 			got, err := l.repo().blobs.ReadAll(l.t.Context(), c.Blob, int64(c.Location.Offset), int64(c.Stored))
 			if err == nil {
-				err = checkChunk(got, c)
+				got, err = c.Unpack(got, nil)
 			}
 			if err != nil {
 				return nil, fmt.Errorf("%s at %d: %w", e.Path, c.Offset, err)

@@ -23,6 +23,7 @@ func checkDecoder(t *testing.T, n int, decode func() error) error {
 func fuzzSeeds() []*Index {
 	return []*Index{
 		{}, flat(2), {Entries: goldenIndex().Entries[:6]},
+		{Entries: []Entry{with(data(5, 0, 5), place(Location{Blob: "b", Stored: 3, Encoding: Zstd})), link("g", "f")}},
 		{Entries: []Entry{data(128<<10, 0, cell, 96<<10, cell, 112<<10, cell), link("g", "f")}},
 	}
 }

@@ -88,6 +88,53 @@ func TestGoldenIndex(t *testing.T) {
 	}
 }
 
+// compressedIndex is goldenIndex with every third chunk compressed.
+func compressedIndex() *Index {
+	x := goldenIndex()
+	long := x.Entries[len(x.Entries)-1].Chunks
+	for i := range long {
+		if i%3 == 0 {
+			long[i].Stored, long[i].Encoding = long[i].Length/2+uint32(i), Zstd
+		}
+	}
+	return x
+}
+
+// The files have what version 1 gained with v0.3.0: compressed chunks.
+func TestGoldenCompressed(t *testing.T) {
+	x := compressedIndex()
+	object, _ := mustEncode(t, x, testKey, nil)
+	old := golden(t, "index-v1-zstd.bin", object)
+	if diff := sameIndex(decode(t, old), x); diff != "" {
+		t.Errorf("golden index decodes to something else (-want +got)\n%s", diff)
+	}
+	a, b := mustRoot(t, old), mustRoot(t, object)
+	for i := range min(len(a.Segments), len(b.Segments)) {
+		sameEnvelope(t, segmentKind, split(a, map[string][]byte{testKey: old})[i], split(b, map[string][]byte{testKey: object})[i])
+	}
+
+	chunks := storedChunks(x)[:20]
+	data, _, err := EncodeChunks(chunks)
+	if err != nil {
+		t.Fatal(err)
+	}
+	oldList := golden(t, "chunks-v1-zstd.bin", data)
+	list, err := DecodeChunks(oldList)
+	if err != nil || !slices.Equal(list.Chunks, chunks) {
+		t.Errorf("golden list decodes to something else: %v", err)
+	}
+	sameEnvelope(t, chunksKind, oldList, data)
+}
+
+func mustRoot(t *testing.T, object []byte) *Root {
+	t.Helper()
+	root, err := DecodeRoot(object, testKey)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return root
+}
+
 func TestGoldenChunkList(t *testing.T) {
 	chunks := storedChunks(goldenIndex())[:20]
 	data, _, err := EncodeChunks(chunks)

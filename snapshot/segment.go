@@ -241,7 +241,11 @@ func (p *placer) append(b []byte, l *Location, blob uint64) []byte {
 	b = binary.AppendUvarint(b, blob)
 	b = binary.AppendVarint(b, int64(l.Offset)-int64(p.end))
 	p.end = l.Offset + l.Stored
-	return append(b, byte(l.Encoding))
+	b = append(b, byte(l.Encoding))
+	if l.Encoding != Raw {
+		b = binary.AppendUvarint(b, uint64(l.Stored))
+	}
+	return b
 }
 
 // read is the inverse of append; blobs are numbered from 1. length is the chunk's length.
@@ -252,8 +256,15 @@ func (p *placer) read(r *reader, blobs []string, length uint32) (l Location) {
 	}
 	offset := r.varint() + int64(p.end)
 	encoding := Encoding(r.byte())
-	if r.err == nil && encoding != Raw {
+	stored := length
+	switch {
+	case r.err != nil || encoding == Raw:
+	case encoding != Zstd:
 		r.unsupported("chunk encoding", uint64(encoding))
+	default:
+		if stored = uint32(r.atMost(MaxChunkSize)); stored == 0 || stored >= length {
+			r.fail("stored length of a chunk is out of bounds")
+		}
 	}
 	if blob == 0 || offset < 0 || offset > MaxPackSize {
 		r.fail("place of a chunk is out of bounds")
@@ -261,8 +272,8 @@ func (p *placer) read(r *reader, blobs []string, length uint32) (l Location) {
 	if r.err != nil {
 		return Location{}
 	}
-	p.end = uint32(offset) + length
-	return Location{Blob: blobs[blob-1], Offset: uint32(offset), Stored: length}
+	p.end = uint32(offset) + stored
+	return Location{Blob: blobs[blob-1], Offset: uint32(offset), Stored: stored, Encoding: encoding}
 }
 
 // stringTable numbers strings from 1 in the order of their first use; "" is 0.

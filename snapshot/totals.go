@@ -180,3 +180,24 @@ func (r *ranges) live() int64 {
 	}
 	return int64(live)
 }
+
+// Union collects which bytes of blobs are named, by however many indexes. The zero value
+// is empty.
+type Union struct{ uses *uses }
+
+// Add takes up the bytes that a chunk is stored in.
+func (u *Union) Add(l Location) {
+	if u.uses == nil {
+		u.uses = newUses()
+	}
+	u.uses.add(&l)
+}
+
+// Blobs returns the blobs that were named, sorted by key, with the bytes of each that were
+// named once or more.
+func (u *Union) Blobs() []BlobUse {
+	if u.uses == nil {
+		return nil
+	}
+	return u.uses.table()
+}

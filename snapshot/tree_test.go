@@ -165,10 +165,14 @@ func (r *randomTree) content(e Entry) Entry {
 	e.ChunkSize = MinChunkSize << r.IntN(5)
 	e.Size = r.Int64N(1 << (1 + r.IntN(22)))
 	for offset, length := range Cut(e.Size, r.runs(e.Size), e.ChunkSize) {
-		e.Chunks = append(e.Chunks, Chunk{
+		c := Chunk{
 			Offset: offset, Length: length, Digest: digestOf(r.Uint64N(1000)),
 			Location: Location{Blob: r.blobs[r.IntN(len(r.blobs))], Offset: r.Uint32N(MaxPackSize - length), Stored: length},
-		})
+		}
+		if length > 1 && r.IntN(3) == 0 {
+			c.Stored, c.Encoding = 1+r.Uint32N(length-1), Zstd
+		}
+		e.Chunks = append(e.Chunks, c)
 	}
 	return e
 }

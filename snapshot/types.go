@@ -11,7 +11,8 @@
 // restored to, and everything that Root.Assemble and DecodeChunks return has been
 // validated, whatever bytes came in: damaged or hostile input ends in ErrCorrupt (or
 // ErrUnsupported for a newer format), and never in an allocation that is not bounded by
-// the length of the input. Values are not safe for concurrent change; all functions may
+// the length of the input. What is stored of a chunk becomes its bytes through Chunk.Unpack
+// and Chunk.Read alone, which check them; they allocate a chunk at most. Values are not safe for concurrent change; all functions may
 // be called concurrently on values that nobody changes.
 //
 // The encoding is described in docs/format.md, section "Index".
@@ -97,8 +98,11 @@ type Xattr struct {
 // Encoding tells how the bytes of a chunk are stored.
 type Encoding uint8
 
-// Raw says that the stored bytes are the chunk's bytes. Encoding 1 is kept for zstd.
-const Raw Encoding = 0
+// The encodings of chunks.
+const (
+	Raw  Encoding = 0 // the stored bytes are the chunk's bytes
+	Zstd Encoding = 1 // they are one zstd frame of them, and fewer
+)
 
 // Location is a range of bytes in a blob store.
 type Location struct {

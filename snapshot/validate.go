@@ -256,18 +256,29 @@ func checkHole(e *Entry, from, to int64) error {
 }
 
 func (v *validator) checkLocation(l *Location, length uint32) error {
-	switch {
-	case l.Encoding != Raw:
-		return fmt.Errorf("%w: chunk encoding %d", ErrUnsupported, l.Encoding)
-	case l.Stored != length:
-		return corruptf("%d raw bytes stored for %d", l.Stored, length)
-	case uint64(l.Offset)+uint64(l.Stored) > MaxPackSize:
-		return corruptf("lies at %d in its pack, beyond %d", l.Offset, MaxPackSize)
-	case l.Blob == v.blob && l.Blob != "":
+	if err := l.checkStored(length); err != nil {
+		return err
+	}
+	if l.Blob == v.blob && l.Blob != "" {
 		return nil
 	}
 	v.blob = l.Blob
 	return checkKey(l.Blob)
+}
+
+// checkStored checks all but the key of where a chunk of this length is stored.
+func (l *Location) checkStored(length uint32) error {
+	switch {
+	case l.Encoding > Zstd:
+		return fmt.Errorf("%w: chunk encoding %d", ErrUnsupported, l.Encoding)
+	case l.Encoding == Raw && l.Stored != length:
+		return corruptf("%d raw bytes stored for %d", l.Stored, length)
+	case l.Encoding == Zstd && (l.Stored == 0 || l.Stored >= length):
+		return corruptf("%d compressed bytes stored for %d", l.Stored, length)
+	case uint64(l.Offset)+uint64(l.Stored) > MaxPackSize:
+		return corruptf("lies at %d in its pack, beyond %d", l.Offset, MaxPackSize)
+	}
+	return nil
 }
 
 // checkKey checks the form of a blob's key.

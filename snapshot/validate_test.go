@@ -165,9 +165,19 @@ func TestValidateRefusesHead(t *testing.T) {
 }
 
 func TestValidateUnknownEncoding(t *testing.T) {
-	e := with(data(5, 0, 5), place(Location{Blob: "b", Stored: 3, Encoding: 1}))
+	e := with(data(5, 0, 5), place(Location{Blob: "b", Stored: 3, Encoding: Zstd + 1}))
 	if err := (&Index{Entries: []Entry{e}}).Validate(); !errors.Is(err, ErrUnsupported) {
 		t.Errorf("got %v", err)
+	}
+}
+
+// A compressed chunk is shorter than what it stands for.
+func TestValidateCompressed(t *testing.T) {
+	for stored, want := range map[uint32]error{0: ErrCorrupt, 1: nil, 4: nil, 5: ErrCorrupt, 1 << 31: ErrCorrupt} {
+		e := with(data(5, 0, 5), place(Location{Blob: "b", Stored: stored, Encoding: Zstd}))
+		if err := (&Index{Entries: []Entry{e}}).Validate(); !errors.Is(err, want) {
+			t.Errorf("%d bytes: got %v, want %v", stored, err, want)
+		}
 	}
 }
 

@@ -23,6 +23,9 @@ type FuncOptions struct {
 	// ChunkSize returns the chunk size that suits a file; zero for the default. Small
 	// chunks, down to 16 KiB, are for files that change in small places.
 	ChunkSize func(path string) uint32
+
+	// Compressed reports whether the store itself compresses what is in a file.
+	Compressed func(path string) bool
 }
 
 // Func returns a source whose images the application writes, for stores that can

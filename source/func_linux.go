@@ -96,6 +96,7 @@ func (f *fromFunc) declare(img *image, live string) error {
 		if f.opts.ChunkSize != nil {
 			e.ChunkSize = f.opts.ChunkSize(e.Path)
 		}
+		e.Compressed = f.opts.Compressed != nil && f.opts.Compressed(e.Path)
 		if f.opts.Immutable == nil || !f.opts.Immutable(e.Path) {
 			continue
 		}

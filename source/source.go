@@ -183,6 +183,9 @@ type Entry struct {
 	// ChunkSize is the size of chunk that suits the way the file changes; zero for
 	// the default.
 	ChunkSize uint32
+	// Compressed says that the store compresses what is in the file: to try it once more
+	// is in vain.
+	Compressed bool
 }
 
 // An Xattr is an extended attribute.

@@ -4,22 +4,16 @@ import (
 	"cmp"
 	"context"
 	"errors"
-	"fmt"
 	"io"
 	"io/fs"
 	"slices"
 
-	"github.com/zeebo/blake3"
 	"golang.org/x/sync/errgroup"
-
-	"github.com/snapferry/snapferry/internal/sentinel"
-	"github.com/snapferry/snapferry/snapshot"
 )
 
 const (
 	fetchUnit = 16 << 20  // how much one Read asks for at most
 	fetchGap  = 256 << 10 // what is read over rather than asked for anew
-	hashUnit  = 128 << 10 // how much is read between two steps of hashing
 )
 
 // fetch brings from the blob store what no local file had.
@@ -206,13 +200,9 @@ func (f *fetch) alone(ctx context.Context, i int, buf []byte) error {
 // (I6).
 func (f *fetch) take(ctx context.Context, i int, body io.Reader, buf []byte) error {
 	c := f.w.chunk(i)
-	p := buf[:c.Length]
-	d, err := readSum(body, p)
+	p, err := c.Read(body, buf)
 	if err != nil {
-		return short(err)
-	}
-	if d != c.Digest {
-		return fmt.Errorf("%w: the digest differs", sentinel.Corrupt)
+		return err
 	}
 	fetched := false
 	for j, end := i, f.w.groupEnd(i); j < end; j++ {
@@ -232,27 +222,6 @@ func (f *fetch) take(ctx context.Context, i int, body io.Reader, buf []byte) err
 		f.b.opts.bytes(t, len(p))
 	}
 	return nil
-}
-
-// readSum fills p and hashes each piece while the cache still has it.
-func readSum(body io.Reader, p []byte) (d snapshot.Digest, err error) {
-	h := blake3.New()
-	for piece := range slices.Chunk(p, hashUnit) {
-		if _, err := io.ReadFull(body, piece); err != nil {
-			return d, err
-		}
-		h.Write(piece)
-	}
-	h.Sum(d[:0])
-	return d, nil
-}
-
-// short makes the early end of a blob what it is: damage.
-func short(err error) error {
-	if errors.Is(err, io.EOF) || errors.Is(err, io.ErrUnexpectedEOF) {
-		return fmt.Errorf("%w: the blob ends early", sentinel.Corrupt)
-	}
-	return err
 }
 
 // fault names blob and file in an error of the remote side.

@@ -32,7 +32,10 @@ func TestHostileIndex(t *testing.T) {
 	}
 	zstd := file("f")
 	zstd.Chunks = []snapshot.Chunk{payload}
-	zstd.Chunks[0].Encoding = 1
+	zstd.Chunks[0].Encoding = snapshot.Zstd + 1
+	inflated := file("f")
+	inflated.Chunks = []snapshot.Chunk{payload}
+	inflated.Chunks[0].Encoding, inflated.Chunks[0].Stored = snapshot.Zstd, 8
 	for name, entries := range map[string][]snapshot.Entry{
 		"dots":                 {file("../escaped")},
 		"dots in the middle":   {subdir("d"), file("d/../../../escaped")},
@@ -70,6 +73,7 @@ func TestHostileIndex(t *testing.T) {
 		"negative size":        {at(0, 7, 7, -1)},
 		"size without end":     {{Path: "f", Size: -1}},
 		"encoding":             {zstd},
+		"compressed to more":   {inflated},
 	} {
 		t.Run(name, func(t *testing.T) {
 			for _, target := range []string{"p/kv", "q/kv"} { // absent and there

@@ -182,6 +182,7 @@ func xattrText(t testing.TB, full string) string {
 type packs struct {
 	size  int // of a pack at most
 	cell  uint32
+	zip   bool // stores compressed what gets shorter by it
 	blobs map[string][]byte
 	have  map[snapshot.Digest]snapshot.Location
 
@@ -202,11 +203,14 @@ func (s *packs) put(p []byte) snapshot.Chunk {
 		c.Location = loc
 		return c
 	}
+	if z := snapshot.AppendZstd(nil, p); s.zip && len(z) < len(p) {
+		p, c.Encoding = z, snapshot.Zstd
+	}
 	key := fmt.Sprintf("b/%d", len(s.blobs))
 	if n := len(s.blobs); n > 0 && len(s.blobs[fmt.Sprintf("b/%d", n-1)])+len(p) <= s.size {
 		key = fmt.Sprintf("b/%d", n-1)
 	}
-	c.Location = snapshot.Location{Blob: key, Offset: uint32(len(s.blobs[key])), Stored: c.Length}
+	c.Location = snapshot.Location{Blob: key, Offset: uint32(len(s.blobs[key])), Stored: uint32(len(p)), Encoding: c.Encoding}
 	s.blobs[key] = append(s.blobs[key], p...)
 	s.have[c.Digest] = c.Location
 	return c

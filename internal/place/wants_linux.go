@@ -80,9 +80,11 @@ func (w *wants) add(n uint32, e *snapshot.Entry) error {
 	for i := range e.Chunks {
 		c := &e.Chunks[i]
 		switch {
-		case c.Encoding != snapshot.Raw:
+		case c.Encoding > snapshot.Zstd:
 			return fmt.Errorf("%w: chunk encoding %d", sentinel.Unsupported, c.Encoding)
-		case c.Length == 0 || c.Length > snapshot.MaxChunkSize || c.Stored != c.Length || c.Offset < end || c.Offset > e.Size-int64(c.Length):
+		case c.Stored == 0 || c.Stored > c.Length || (c.Stored == c.Length) != (c.Encoding == snapshot.Raw):
+			return fmt.Errorf("%w: chunk %d of %d bytes is stored as %d", sentinel.Corrupt, i, c.Length, c.Stored)
+		case c.Length == 0 || c.Length > snapshot.MaxChunkSize || c.Offset < end || c.Offset > e.Size-int64(c.Length):
 			return fmt.Errorf("%w: chunk %d at %d+%d of %d bytes", sentinel.Corrupt, i, c.Offset, c.Length, e.Size)
 		}
 		end = c.Offset + int64(c.Length)
