@@ -1,6 +1,9 @@
 package snapferry
 
-import "time"
+import (
+	"cmp"
+	"time"
+)
 
 // Observer is told what happens. Any field may be nil, and so may the Observer.
 // Functions are called from several goroutines at once and must return quickly; they
@@ -10,6 +13,7 @@ type Observer struct {
 	Frozen       func(Frozen)
 	Compared     func(Compared)
 	FileUploaded func(FileDone)
+	StoreRead    func(StoreRead)
 	Progress     func(Progress)
 	Uploaded     func(Uploaded)
 	Published    func(Published)
@@ -58,6 +62,13 @@ type FileDone struct {
 	Task     TaskID
 	Store    string
 	Bytes    int64
+	Duration time.Duration
+}
+
+// StoreRead: a store was compared and read, and its new chunks were handed to the uploader.
+type StoreRead struct {
+	Task     TaskID
+	Store    string
 	Duration time.Duration
 }
 
@@ -132,6 +143,40 @@ type Warned struct {
 	Task  TaskID
 	Store string
 	Text  string
+}
+
+// With returns an observer that tells both: each function of o, then that of other. Either
+// may be nil.
+func (o *Observer) With(other *Observer) *Observer {
+	if o == nil || other == nil {
+		return cmp.Or(o, other)
+	}
+	return &Observer{
+		Opened:       both(o.Opened, other.Opened),
+		Frozen:       both(o.Frozen, other.Frozen),
+		Compared:     both(o.Compared, other.Compared),
+		FileUploaded: both(o.FileUploaded, other.FileUploaded),
+		StoreRead:    both(o.StoreRead, other.StoreRead),
+		Progress:     both(o.Progress, other.Progress),
+		Uploaded:     both(o.Uploaded, other.Uploaded),
+		Published:    both(o.Published, other.Published),
+		CleanedUp:    both(o.CleanedUp, other.CleanedUp),
+		Failed:       both(o.Failed, other.Failed),
+
+		RestorePlanned: both(o.RestorePlanned, other.RestorePlanned),
+		RestoredStore:  both(o.RestoredStore, other.RestoredStore),
+		FileRestored:   both(o.FileRestored, other.FileRestored),
+		Restored:       both(o.Restored, other.Restored),
+
+		Warned: both(o.Warned, other.Warned),
+	}
+}
+
+func both[E any](f, g func(E)) func(E) {
+	return func(e E) {
+		emit(f, e)
+		emit(g, e)
+	}
 }
 
 func emit[E any](f func(E), e E) {

@@ -99,7 +99,9 @@ func (r *restorer) restore(ctx context.Context, opts *RestoreOptions) (*RestoreR
 	}
 	rep.Millis = time.Since(start).Milliseconds()
 	rep.Warnings = r.warnings
-	emit(r.observer.Restored, Restored{r.id, rep.Checkpoint, time.Since(start), r.phases[place.Prepare], r.phases[place.Build], r.phases[place.Swap]})
+	if !r.opts.DryRun {
+		emit(r.observer.Restored, Restored{r.id, rep.Checkpoint, time.Since(start), r.phases[place.Prepare], r.phases[place.Build], r.phases[place.Swap]})
+	}
 	return rep, nil
 }
 
@@ -268,8 +270,8 @@ func (r *restorer) place(ctx context.Context, id string, stores []place.Store) (
 	for _, s := range stores {
 		g := got[s.Name]
 		rep.Stores[s.Name] = RestoreStore{FilesRestored: g.Files, BytesFetched: g.BytesFetched, BytesReused: g.BytesReused}
-		emit(r.observer.RestoredStore, RestoredStore{r.id, s.Name, rep.Stores[s.Name]})
 		if !r.opts.DryRun {
+			emit(r.observer.RestoredStore, RestoredStore{r.id, s.Name, rep.Stores[s.Name]})
 			r.forget(s.Name, s.Target)
 		}
 	}

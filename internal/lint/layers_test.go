@@ -28,7 +28,7 @@ var libraryModules = []string{
 // heavy are the packages that keep a large dependency out of everything else: a driver,
 // a member with its Raft library and log, a service with its database. What is below them
 // is heavy too.
-var heavy = []string{"source/pebblesrc", "raftnode", "server"}
+var heavy = []string{"blob/azblob", "blob/gcsblob", "blob/s3blob", "promobserver", "source/badgersrc", "source/boltsrc", "source/hotsrc", "source/pebblesrc", "source/sqlitesrc", "raftnode", "server"}
 
 // extraImports are the arrows that a driver has beside the one to its parent.
 var extraImports = map[string][]string{
