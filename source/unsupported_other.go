@@ -37,3 +37,8 @@ func (p *probe) until(context.Context, Timespec) (Timespec, error) {
 }
 
 type probe struct{}
+
+// OpenView is not supported on this operating system.
+func OpenView(v View) (Image, error) {
+	return nil, fmt.Errorf("freeze %s: %w", v.Path, errPlatform)
+}

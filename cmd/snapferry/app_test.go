@@ -36,7 +36,7 @@ func runOn(ctx context.Context, d blob.Driver, args ...string) outcome {
 	a := &app{
 		stdout: &stdout, stderr: &stderr,
 		getenv:     func(string) string { return "" },
-		openDriver: func(string, bool) (blob.Driver, error) { return open{d}, nil },
+		openDriver: func(context.Context, place) (blob.Driver, error) { return open{d}, nil },
 	}
 	code := a.run(ctx, append(args, "--repo", "mem:"))
 	return outcome{code, stdout.String(), stderr.String()}

@@ -43,7 +43,8 @@ func TestParseRule(t *testing.T) {
 		{arg: "/a,kind=dir,kind=dir", want: rule{path: "/a,kind=dir", kind: "dir"}},
 		{arg: "kind=dir", want: rule{name: "kind", path: "dir", kind: "auto"}},
 		{arg: "kv=/data,kind=", bad: true},
-		{arg: "kv=/data,kind=sqlite", bad: true},
+		{arg: "kv=/data,kind=sqlite", want: rule{name: "kv", path: "/data", kind: "sqlite"}},
+		{arg: "kv=/data,kind=mysql", bad: true},
 		{arg: "kv=/data,kind=DIR", bad: true},
 		{arg: "kv=", bad: true},
 		{arg: "", bad: true},
@@ -73,10 +74,10 @@ func TestResolveRule(t *testing.T) {
 	}
 	t.Chdir(dir + "/kv")
 	for arg, want := range map[string]rule{
-		dir + "/kv/":    {"kv", dir + "/kv", "auto"},
-		".":             {"kv", dir + "/kv", "auto"},
-		dir + "/link":   {"link", dir + "/kv", "auto"},
-		"n=../bad name": {"n", dir + "/bad name", "auto"},
+		dir + "/kv/":    {name: "kv", path: dir + "/kv", kind: kindDir},
+		".":             {name: "kv", path: dir + "/kv", kind: kindDir},
+		dir + "/link":   {name: "link", path: dir + "/kv", kind: kindDir},
+		"n=../bad name": {name: "n", path: dir + "/bad name", kind: kindDir},
 	} {
 		rules, err := parseRules([]string{arg})
 		if diff := cmp.Diff(rules, map[string]rule{want.name: want}, cmp.AllowUnexported(rule{})); err != nil || diff != "" {

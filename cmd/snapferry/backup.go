@@ -1,6 +1,7 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -26,12 +27,16 @@ type backupVerb struct {
 	ifRunning string
 	full      bool
 	dryRun    bool
+	hooks     hooks
+	ckptDirs  []string
+	compress  string
+	metrics   metricsFile
 }
 
 func (a *app) newBackup() *cobra.Command {
-	v := &backupVerb{app: a}
+	v := &backupVerb{app: a, hooks: hooks{warn: a.warn}}
 	cmd := &cobra.Command{
-		Use:   "backup [NAME=]PATH[,kind=auto|dir]...",
+		Use:   "backup [NAME=]PATH[,kind=KIND]...",
 		Short: "Back up stores as one checkpoint",
 		Long: `Back up each PATH, a directory or a single file, as the store NAME, by default the base
 name of PATH. Only what changed since the last checkpoint is sent. All stores become one
@@ -39,8 +44,19 @@ checkpoint of the task; the first backup to an empty place makes the repository.
 
 NAME ends at the first "=" if what stands before it is a valid name: write ./a=b for a
 path with an equals sign. A path that is a symbolic link is followed; links below it are
-stored as links. Writers of the stores should stand still: a file that changes while it is
-read is read again, and the report says with "consistent" whether nothing moved meanwhile.
+stored as links.
+
+KIND is auto, dir, sqlite, bolt, badger, pebble or rocksdb; auto looks what is there and
+says so. An SQLite database is read in a transaction while its owner writes. The others are
+locked while they are read, and refused if another process has them open: that one must end,
+or stand still by --freeze-cmd and --thaw-cmd with kind=dir, or make a checkpoint that
+--from-checkpoint-dir names. kind=dir takes files as they are, and their writers should stand
+still: a file that changes while it is read is read again, and the report says with
+"consistent" whether nothing moved meanwhile.
+
+--freeze-cmd runs before the stores are frozen. --thaw-cmd runs when what was frozen needs
+no more standing still, which for files that are read in place is after the reading, and
+always after a failure or an interrupt.
 For --exclude conf, conf/, /conf and ./conf mean the same, and * and ? match no slash.
 
 A backup takes the task over and waits for no one; an older one that still runs ends with
@@ -48,6 +64,9 @@ exit 4. All checkpoints are kept unless --keep-last says otherwise.`,
 		Example: examples(`
 			snapferry backup --repo /backup kv=/var/lib/app/kv
 			snapferry backup --repo /backup --job orders --task p7 --offset topic-3=81723 kv=/data/kv meta=/data/meta.db
+			snapferry backup --repo /backup /var/lib/app/app.sqlite users=/var/lib/app/users.db,kind=sqlite
+			snapferry backup --repo /backup --freeze-cmd 'appctl pause' --thaw-cmd 'appctl resume' kv=/var/lib/app/kv,kind=dir
+			snapferry backup --repo /backup --freeze-cmd 'appctl checkpoint' --from-checkpoint-dir /var/lib/app/ckpt kv=/var/lib/app/kv
 			snapferry backup --repo /backup --keep-last 30 --if-running fail --limit-rate 20MiB/s /var/lib/app/kv
 			snapferry backup --repo /backup --exclude '*.tmp' --dry-run --json kv=/var/lib/app/kv
 			snapferry backup --repo /backup --checkpoints raft+http://10.0.0.1:7480,10.0.0.2:7480,10.0.0.3:7480 kv=/var/lib/app/kv`),
@@ -62,14 +81,19 @@ func (v *backupVerb) flags(cmd *cobra.Command) {
 	v.repo.bindCheckpoints(cmd)
 	v.repo.bindTask(cmd)
 	v.repo.bindRate(cmd)
+	v.metrics.bind(cmd)
 	f := cmd.Flags()
 	f.StringArrayVar(&v.offsets, "offset", nil, "`K=V`: where the application's input stands (may be repeated)")
 	f.Var(&v.keepLast, "keep-last", "drop all but the newest N checkpoints (default keep all)")
 	f.StringVar(&v.ifRunning, "if-running", "preempt", "`preempt|fail`: whether to end with exit 4 when another backup of the task wrote within 10 minutes")
 	f.StringArrayVar(&v.exclude, "exclude", nil, "leave out what matches `GLOB`: a name at any depth, or a path if it has a slash (may be repeated)")
 	f.StringArrayVar(&v.forget, "forget-store", nil, "`NAME` of a store that is gone for good: its last checkpoint need not be kept (may be repeated)")
+	v.hooks.bind(cmd)
+	f.StringArrayVar(&v.ckptDirs, "from-checkpoint-dir", nil, "take the files of a store from a checkpoint that its owner made: `[NAME=]DIR` (may be repeated)")
 	f.BoolVar(&v.full, "full", false, "send everything again and reuse nothing that the repository holds: after damage")
+	f.StringVar(&v.compress, "compression", "auto", "`auto|off`: whether chunks are compressed where a sample says that it pays")
 	f.BoolVar(&v.dryRun, "dry-run", false, "say what would be sent, and change nothing")
+	_ = cmd.RegisterFlagCompletionFunc("compression", cobra.FixedCompletions([]string{"auto", "off"}, cobra.ShellCompDirectiveNoFileComp))
 	_ = cmd.RegisterFlagCompletionFunc("if-running", cobra.FixedCompletions([]string{"preempt", "fail"}, cobra.ShellCompDirectiveNoFileComp))
 }
 
@@ -82,14 +106,9 @@ func (v *backupVerb) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
-	rules, err := parseRules(args)
+	rules, err := v.rules(args)
 	if err != nil {
 		return err
-	}
-	for _, name := range v.forget {
-		if _, ok := rules[name]; ok {
-			return usagef("--forget-store %s: that store is being backed up", name)
-		}
 	}
 	repo, err := v.open(ctx, rules)
 	if err != nil {
@@ -97,21 +116,55 @@ func (v *backupVerb) run(ctx context.Context, args []string) error {
 	}
 	defer repo.close()
 	opts.CacheDir = v.cacheDir()
+	counts, err := v.metrics.observer()
+	if err != nil {
+		return err
+	}
 
 	show := v.app.startProgress("read")
-	opts.Observer = show.observer()
+	opts.Observer = show.observer().With(counts)
 	var report *snapferry.CommitReport
 	if v.dryRun {
 		report, err = snapferry.DryRun(ctx, id, repo.blobs, repo.cps, v.sources(rules), opts)
 	} else {
-		report, err = v.backup(ctx, id, repo, opts, v.sources(rules), offsets)
+		report, err = v.backup(ctx, id, repo, opts, rules, offsets)
 	}
-	show.stop(err == nil)
-	if err != nil {
+	_, told := errors.AsType[*reported](err)
+	show.stop(err == nil || told)
+	v.metrics.write(v.app)
+	if err != nil && !told {
 		return err
 	}
 	v.remind(show, report)
-	return v.print(id, report)
+	return cmp.Or(v.print(id, report, rules), err)
+}
+
+// rules parses what is to be backed up and tells what was found.
+func (v *backupVerb) rules(args []string) (map[string]rule, error) {
+	rules, err := parseRules(args)
+	if err != nil {
+		return nil, err
+	}
+	if err := addCheckpointDirs(rules, v.ckptDirs); err != nil {
+		return nil, err
+	}
+	for _, name := range v.forget {
+		if _, ok := rules[name]; ok {
+			return nil, usagef("--forget-store %s: that store is being backed up", name)
+		}
+	}
+	for _, name := range slices.Sorted(maps.Keys(rules)) {
+		switch r := rules[name]; {
+		case r.checkpointDir != "":
+			v.app.note("store %s: %s, from the checkpoint %s", name, kindNames[r.kind], r.checkpointDir)
+		case howFrozen[r.kind] != "":
+			v.app.note("store %s: %s, %s", name, kindNames[r.kind], howFrozen[r.kind])
+		}
+	}
+	if v.dryRun && v.hooks.given() {
+		v.app.note("a dry run runs neither --freeze-cmd nor --thaw-cmd")
+	}
+	return rules, nil
 }
 
 // remind tells of what a report has and nobody may miss.
@@ -149,6 +202,13 @@ func (v *backupVerb) options() (*snapferry.Options, map[string]string, error) {
 	default:
 		return nil, nil, usagef("--if-running %q: it is preempt or fail", v.ifRunning)
 	}
+	switch v.compress {
+	case "auto":
+	case "off":
+		opts.Compression = snapferry.CompressOff
+	default:
+		return nil, nil, usagef("--compression %q: it is auto or off", v.compress)
+	}
 	if err := checkNames("--forget-store", v.forget); err != nil {
 		return nil, nil, err
 	}
@@ -184,13 +244,14 @@ func (v *backupVerb) open(ctx context.Context, rules map[string]rule) (*reposito
 func (v *backupVerb) sources(rules map[string]rule) map[string]source.Source {
 	sources := map[string]source.Source{}
 	for name, r := range rules {
-		sources[name] = source.Dir(r.path, &source.DirOptions{Exclude: v.exclude})
+		sources[name] = r.source(v.exclude)
 	}
 	return sources
 }
 
-// backup takes the task, freezes the stores and commits them.
-func (v *backupVerb) backup(ctx context.Context, id snapferry.TaskID, repo *repository, opts *snapferry.Options, sources map[string]source.Source, offsets map[string]string) (_ *snapferry.CommitReport, err error) {
+// backup takes the task, freezes the stores and commits them. A report with an error is a
+// checkpoint that was committed while something else went wrong.
+func (v *backupVerb) backup(ctx context.Context, id snapferry.TaskID, repo *repository, opts *snapferry.Options, rules map[string]rule, offsets map[string]string) (_ *snapferry.CommitReport, err error) {
 	ctx, giveUp := context.WithCancelCause(ctx)
 	defer giveUp(nil)
 	waits := newPatience(repo.logs, giveUp, v.app.warn)
@@ -202,14 +263,56 @@ func (v *backupVerb) backup(ctx context.Context, id snapferry.TaskID, repo *repo
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, task.Close()) }()
+	sources := v.sources(rules)
 	if err := v.compareStores(task, sources); err != nil {
+		return nil, err
+	}
+	return v.commit(ctx, task, rules, sources, offsets)
+}
+
+// commit freezes and commits the stores, with the hooks around as much of it as needs
+// their owner to stand still.
+func (v *backupVerb) commit(ctx context.Context, task *snapferry.Task, rules map[string]rule, sources map[string]source.Source, offsets map[string]string) (report *snapferry.CommitReport, err error) {
+	var late error
+	defer func() { err = v.thawed(report, err, errors.Join(late, v.hooks.thaw(ctx))) }()
+	if err := v.hooks.freeze(ctx); err != nil {
 		return nil, err
 	}
 	pending, err := task.Snapshot(ctx, sources, offsets)
 	if err != nil {
 		return nil, err
 	}
-	return pending.Commit(ctx)
+	if !v.hooks.given() {
+		return pending.Commit(ctx)
+	}
+	if allStandAlone(rules) {
+		late = v.hooks.thaw(ctx)
+	}
+	if _, err := pending.Upload(ctx); err != nil {
+		return nil, err
+	}
+	late = errors.Join(late, v.hooks.thaw(ctx))
+	return pending.Publish(ctx)
+}
+
+// thawed joins the outcome of a commit with that of the command after it.
+func (v *backupVerb) thawed(report *snapferry.CommitReport, err, thaw error) error {
+	switch {
+	case thaw == nil:
+		return err
+	case report == nil || err != nil:
+		return errors.Join(err, thaw)
+	}
+	return &reported{exitFailed, fmt.Sprintf("checkpoint %s is committed, but its owner may still stand still: %v", report.Checkpoint, thaw)}
+}
+
+func allStandAlone(rules map[string]rule) bool {
+	for _, r := range rules {
+		if !r.standsAlone() {
+			return false
+		}
+	}
+	return true
 }
 
 // compareStores forgets the stores that are to be forgotten and warns of others that
@@ -234,10 +337,18 @@ func (v *backupVerb) compareStores(task *snapferry.Task, sources map[string]sour
 type backupReport struct {
 	*snapferry.CommitReport
 	DryRun bool `json:"dry_run,omitempty"`
+	// Kinds says of each store that is more than plain files what it is.
+	Kinds map[string]string `json:"kinds,omitempty"`
 }
 
-func (v *backupVerb) print(id snapferry.TaskID, r *snapferry.CommitReport) error {
-	return v.app.summary(backupReport{r, v.dryRun}, func(w io.Writer) {
+func (v *backupVerb) print(id snapferry.TaskID, r *snapferry.CommitReport, rules map[string]rule) error {
+	kinds := map[string]string{}
+	for name, rule := range rules {
+		if rule.kind != kindDir {
+			kinds[name] = rule.kind
+		}
+	}
+	return v.app.summary(backupReport{r, v.dryRun, kinds}, func(w io.Writer) {
 		if v.dryRun {
 			fmt.Fprintf(w, "dry run, nothing was changed: a backup of %s to %s would send this (%s)\n", id, v.repo.url, millis(r.Millis))
 		} else {

@@ -142,7 +142,7 @@ func (a *app) newClusterStatus() *cobra.Command {
 		`Show the group as a member that answers sees it. Of members that do not answer it shows what
 was known of them last. "source" is whom a member's newest snapshot was taken from, local if it
 made it itself. Counters begin at zero when a member starts. "why" says why there is no newer
-snapshot; docs/raft.md explains each field.`, `
+snapshot, or what a member waits for in its first start; docs/raft.md explains each field.`, `
 			snapferry cluster status --server http://10.0.0.1:7480,10.0.0.2:7480
 			snapferry cluster status --server http://10.0.0.1:7480 --json`,
 		func(ctx context.Context, c *cpwire.Client) error {
@@ -232,7 +232,9 @@ func (a *app) newClusterAddLearner() *cobra.Command {
 	v := &clusterVerb{app: a}
 	cmd := v.command("add-learner", "Add a member that does not vote yet",
 		`Tell the group of a new member. Start it then with "snapferry server --join", wait until it has
-caught up, and let it vote with promote. The same id and address again is no error.`, `
+caught up, and let it vote with promote. The same id and address again is no error as long as
+it does not vote; one that votes is refused with exit code 4. The address begins with http or
+https as those of the other members do.`, `
 			snapferry cluster add-learner --server http://10.0.0.1:7480 --id n4 --url http://10.0.0.4:7480`,
 		func(ctx context.Context, c *cpwire.Client) error {
 			m, err := c.AddLearner(ctx, v.id, v.url)
@@ -270,8 +272,8 @@ func (a *app) change(use, short, long, done, which string, do func(c *cpwire.Cli
 func (a *app) newClusterPromote() *cobra.Command {
 	return a.change("promote", "Let a learner vote",
 		`Make a learner a full member. It must follow the log and have everything that is committed. The
-group waits a while for that; if a learner lags longer the verb fails, and can be tried again.
-One that votes already is no error.`,
+group waits for that as long as --timeout says, at most 10 minutes; if a learner lags longer the
+exit code is 4, and the verb can be tried again. One that votes already is no error.`,
 		"promoted", "`ID` of the learner (needed)", (*cpwire.Client).Promote)
 }
 

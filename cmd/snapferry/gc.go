@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"io"
+	"strings"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -27,7 +28,8 @@ func (a *app) newGC() *cobra.Command {
 commit: of dropped checkpoints and of backups that died. It takes no task over. --older-than
 is the grace for what was dropped and for a backup that seems to run; with 0s a running
 backup may have to start again, and no checkpoint is ever lost. Tasks that keep their
-checkpoints elsewhere are skipped, and the exit code is 4 then.`,
+checkpoints elsewhere, in a group for instance (--checkpoints), are skipped, and the exit
+code is 4 then.`,
 		Example: examples(`
 			snapferry gc --repo /backup
 			snapferry gc --repo /backup --older-than 0s --dry-run --json`),
@@ -58,7 +60,48 @@ func (v *gcVerb) run(ctx context.Context) error {
 	if err := v.print(r); err != nil {
 		return err
 	}
-	return &reported{exitConflict, fmt.Sprintf("gc %s: skipped %s whose log is not here: run gc where it can be reached", v.repo.url, count(int64(len(r.Skipped)), "task"))}
+	return v.repo.skipped(r.Skipped)
+}
+
+// skipped is the failure that follows the result of a verb that had to leave out tasks:
+// what was not seen must not pass for empty, or for something that was checked.
+func (f *repoFlags) skipped(tasks []string) error {
+	if len(tasks) == 0 {
+		return nil
+	}
+	return &reported{exitConflict, fmt.Sprintf("%s %s: %s", f.cmd.Name(), f.url, f.skippedText(tasks))}
+}
+
+// warnSkipped is skipped where the verb fails for a graver reason.
+func (f *repoFlags) warnSkipped(tasks []string) {
+	if len(tasks) > 0 {
+		f.app.warn("%s", f.skippedText(tasks))
+	}
+}
+
+// skippedText names the first tasks that were skipped and says how to reach them.
+func (f *repoFlags) skippedText(tasks []string) string {
+	const most = 3
+	var names []string
+	for _, text := range tasks[:min(len(tasks), most)] {
+		name, _, _ := strings.Cut(text, ": ")
+		names = append(names, name)
+	}
+	if len(tasks) > most {
+		names = append(names, fmt.Sprintf("and %d more", len(tasks)-most))
+	}
+	how := "give --checkpoints raft+http://HOST:PORT of the group that keeps it"
+	if f.checkpoints != "" {
+		how = "leave --checkpoints out, or give that of the group that keeps it"
+	}
+	return fmt.Sprintf("skipped %s whose log is not here (%s): %s", count(int64(len(tasks)), "task"), strings.Join(names, ", "), how)
+}
+
+// printSkipped tells of each task that was skipped, and why.
+func printSkipped(w io.Writer, tasks []string) {
+	for _, s := range tasks {
+		fmt.Fprintf(w, "skipped %s\n", s)
+	}
 }
 
 // gcReport is the JSON of gc.
@@ -77,8 +120,6 @@ func (v *gcVerb) print(r *snapferry.GCReport) error {
 			did = "dry run, would delete"
 		}
 		fmt.Fprintf(w, "%s %s, %s\n", did, count(r.BlobsDeleted, "blob"), size(r.BytesDeleted))
-		for _, s := range r.Skipped {
-			fmt.Fprintf(w, "skipped %s\n", s)
-		}
+		printSkipped(w, r.Skipped)
 	})
 }

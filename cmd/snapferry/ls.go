@@ -25,7 +25,9 @@ func (a *app) newLs() *cobra.Command {
 		Short: "List checkpoints, newest first",
 		Long: `List the checkpoints of the repository, newest first: of all tasks, or of those that --job
 and --task name. Sizes are those of the files, not what they take in the repository. A
-checkpoint that cannot be read is marked "damaged", and the exit code is 5 then.
+checkpoint that cannot be read is marked "damaged", and the exit code is 5 then. Tasks that
+keep their checkpoints elsewhere, in a group for instance (--checkpoints), are not listed but
+told as skipped, and the exit code is 4 then.
 
 In JSON an offset whose key or value is no UTF-8 is not in "offsets" but in
 "offsets_base64", key and value in base64.`,
@@ -46,8 +48,11 @@ func (v *lsVerb) run(ctx context.Context) error {
 		return err
 	}
 	var list []snapferry.Checkpoint
+	var skipped []string
 	err := v.repo.withRepo(ctx, &snapferry.RepoOptions{}, func(repo *snapferry.Repo) (err error) {
-		list, err = repo.List(ctx, snapferry.ListFilter{Job: v.repo.job, Task: v.repo.task})
+		if list, err = repo.List(ctx, v.repo.picked()); err == nil {
+			skipped, err = repo.Skipped(ctx, v.repo.picked())
+		}
 		return err
 	})
 	if err != nil {
@@ -55,14 +60,19 @@ func (v *lsVerb) run(ctx context.Context) error {
 	}
 	report := struct {
 		Checkpoints []listed `json:"checkpoints"`
-	}{[]listed{}}
+		Skipped     []string `json:"skipped,omitempty"`
+	}{[]listed{}, skipped}
 	for i := range list {
 		report.Checkpoints = append(report.Checkpoints, newListed(&list[i]))
 	}
 	if err := v.app.result(report, func(w io.Writer) { printList(w, list) }); err != nil {
 		return err
 	}
-	return v.damaged(list)
+	if err := v.damaged(list); err != nil {
+		v.repo.warnSkipped(skipped)
+		return err
+	}
+	return v.repo.skipped(skipped)
 }
 
 // damaged is the failure that follows a list with entries that cannot be read.

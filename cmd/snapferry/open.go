@@ -9,7 +9,6 @@ import (
 	"net/url"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"strings"
 	"time"
 
@@ -19,45 +18,68 @@ import (
 	"github.com/snapferry/snapferry/blob"
 	"github.com/snapferry/snapferry/blob/fsblob"
 	"github.com/snapferry/snapferry/blob/memblob"
+	"github.com/snapferry/snapferry/blob/s3blob"
 	"github.com/snapferry/snapferry/checkpoint"
 	"github.com/snapferry/snapferry/checkpoint/blobcp"
 	"github.com/snapferry/snapferry/checkpoint/raftcp"
 )
 
-// schemes is the table of URL schemes. The library has no such table: its users
-// import the driver they want.
-var schemes = map[string]func(rawURL string, create bool) (blob.Driver, error){
-	"file": openFileURL,
-	"mem":  func(string, bool) (blob.Driver, error) { return memblob.New(), nil },
+// place is where a repository is to be opened, with what a driver may ask and tell.
+type place struct {
+	url    string
+	create bool // a place that is absent is made, where the store can
+	warn   func(text string)
 }
 
-// laterSchemes are those of drivers that this release does not have.
-var laterSchemes = []string{"s3", "gs", "azblob"}
+// schemes is the table of URL schemes. The library has no such table: its users
+// import the driver they want.
+var schemes = map[string]func(context.Context, place) (blob.Driver, error){
+	"file": openFileURL,
+	"mem":  func(context.Context, place) (blob.Driver, error) { return memblob.New(), nil },
+	"s3":   openS3,
+
+	"gs":     openGCS,
+	"azblob": openAzure,
+}
+
+// knownPlaces is how messages and help tell what --repo takes.
+const knownPlaces = "a path, file:///DIR, s3://BUCKET/PREFIX, gs://BUCKET/PREFIX, azblob://CONTAINER/PREFIX and mem:"
 
 var schemeOf = regexp.MustCompile(`^([a-zA-Z][a-zA-Z0-9+.-]*)://|^(mem|file|s3|gs|azblob):`)
 
 // openDriver opens what --repo names: a URL or a plain path.
-func openDriver(repo string, create bool) (blob.Driver, error) {
-	m := schemeOf.FindStringSubmatch(repo)
+func openDriver(ctx context.Context, p place) (blob.Driver, error) {
+	m := schemeOf.FindStringSubmatch(p.url)
 	if m == nil {
-		return openDir(repo, create)
+		return openDir(p.url, p.create)
 	}
 	name := strings.ToLower(m[1] + m[2])
 	if open, ok := schemes[name]; ok {
-		return open(repo, create)
+		return open(ctx, p)
 	}
-	if slices.Contains(laterSchemes, name) {
-		return nil, usagef("%s:// repositories come in a later release; this one knows a path, file:///DIR and mem:", name)
-	}
-	return nil, usagef("unknown scheme %s://: known are a path, file:///DIR and mem: (s3://, gs:// and azblob:// come in a later release)", name)
+	return nil, usagef("unknown scheme %s://: known are %s", name, knownPlaces)
 }
 
-func openFileURL(rawURL string, create bool) (blob.Driver, error) {
-	u, err := url.Parse(rawURL)
-	if err != nil || u.Host != "" && u.Host != "localhost" || !strings.HasPrefix(u.Path, "/") || u.RawQuery != "" || u.Fragment != "" {
-		return nil, usagef("%q is no file URL: write file:///DIR, with %%3F for a question mark", rawURL)
+// openS3 makes no bucket: who may make one, and where, is for its owner to say.
+func openS3(ctx context.Context, p place) (blob.Driver, error) {
+	bucket, opts, err := s3blob.ParseURL(p.url)
+	if err != nil {
+		return nil, usagef("--repo: %w", err)
 	}
-	return openDir(u.Path, create)
+	opts.Warn = p.warn
+	d, err := s3blob.Open(ctx, bucket, opts)
+	if err != nil {
+		return nil, err
+	}
+	return d, nil
+}
+
+func openFileURL(_ context.Context, p place) (blob.Driver, error) {
+	u, err := url.Parse(p.url)
+	if err != nil || u.Host != "" && u.Host != "localhost" || !strings.HasPrefix(u.Path, "/") || u.RawQuery != "" || u.Fragment != "" {
+		return nil, usagef("%q is no file URL: write file:///DIR, with %%3F for a question mark", p.url)
+	}
+	return openDir(u.Path, p.create)
 }
 
 func openDir(dir string, create bool) (blob.Driver, error) {
@@ -136,7 +158,7 @@ type repoFlags struct {
 
 func (f *repoFlags) bind(a *app, cmd *cobra.Command) {
 	f.app, f.cmd = a, cmd
-	cmd.Flags().Var(once(&f.url), "repo", "`URL` of the repository: a path, file:///DIR or mem: (default $SNAPFERRY_REPO)")
+	cmd.Flags().Var(once(&f.url), "repo", "`URL` of the repository: a path, file:///DIR, s3://BUCKET/PREFIX?endpoint=URL&region=NAME (docs/s3.md), gs://BUCKET/PREFIX (docs/gcs.md), azblob://CONTAINER/PREFIX?account=NAME (docs/azure.md) or mem: (default $SNAPFERRY_REPO)")
 	a.outputFlags(cmd)
 }
 
@@ -171,6 +193,11 @@ func (f *repoFlags) id() (snapferry.TaskID, error) {
 	return id, nil
 }
 
+// picked returns which tasks are meant.
+func (f *repoFlags) picked() snapferry.ListFilter {
+	return snapferry.ListFilter{Job: f.job, Task: f.task}
+}
+
 // checkFilter checks the names that pick tasks.
 func (f *repoFlags) checkFilter() error {
 	for flag, name := range map[string]string{"job": f.job, "task": f.task} {
@@ -186,7 +213,7 @@ func (f *repoFlags) checkFilter() error {
 
 // checkFound fails if there is no task that --job and --task name: what is not there
 // must not pass for something empty, or for something that was checked.
-func (f *repoFlags) checkFound(ctx context.Context, cps *checkpoint.Store) error {
+func (f *repoFlags) checkFound(ctx context.Context, cps *checkpoint.Store, repo *snapferry.Repo) error {
 	if f.job == "" && f.task == "" {
 		return nil
 	}
@@ -197,6 +224,9 @@ func (f *repoFlags) checkFound(ctx context.Context, cps *checkpoint.Store) error
 		if (f.job == "" || f.job == id.Job) && (f.task == "" || f.task == id.Task) {
 			return nil
 		}
+	}
+	if skipped, err := repo.Skipped(ctx, f.picked()); err != nil || len(skipped) > 0 {
+		return err // it is elsewhere, which the verb tells
 	}
 	what := cmp.Or(f.job, "*") + "/" + cmp.Or(f.task, "*")
 	return &snapferry.Error{Op: f.cmd.Name(), Subject: f.url, Err: fmt.Errorf("no task %s in this repository: %w", what, snapferry.ErrNotFound)}
@@ -224,17 +254,28 @@ func (f *repoFlags) warnIfFleeting() {
 	}
 }
 
+// warnIfUnfenced reminds of what init was told to accept.
+func (f *repoFlags) warnIfUnfenced(info snapferry.RepoInfo) {
+	if info.NoFencing {
+		f.app.warn("the store does not keep writers apart (init --unsafe-no-fencing): never let two backups of one task run at a time")
+	}
+}
+
 // blobs opens the blob store without looking whether a repository is in it.
-func (f *repoFlags) blobs(create bool) (*blob.Store, error) {
+func (f *repoFlags) blobs(ctx context.Context, create bool) (*blob.Store, error) {
 	location, err := f.location()
 	if err != nil {
 		return nil, err
 	}
-	driver, err := f.app.openDriver(location, create)
+	driver, err := f.app.openDriver(ctx, f.place(location, create))
 	if err != nil {
 		return nil, err
 	}
 	return f.store(driver, location), nil
+}
+
+func (f *repoFlags) place(location string, create bool) place {
+	return place{url: location, create: create, warn: func(text string) { f.app.warn("%s", oneLine(text)) }}
 }
 
 func (f *repoFlags) store(driver blob.Driver, name string) *blob.Store {
@@ -263,7 +304,7 @@ func (r *repository) close() {
 
 // open opens a repository that exists.
 func (f *repoFlags) open(ctx context.Context) (*repository, error) {
-	blobs, err := f.blobs(false)
+	blobs, err := f.blobs(ctx, false)
 	if err != nil {
 		return nil, err
 	}
@@ -277,7 +318,10 @@ func (f *repoFlags) open(ctx context.Context) (*repository, error) {
 
 // ensure opens a repository and makes it if there is none.
 func (f *repoFlags) ensure(ctx context.Context) (*repository, error) {
-	blobs, err := f.blobs(true)
+	if err := f.reachGroup(ctx); err != nil {
+		return nil, err
+	}
+	blobs, err := f.blobs(ctx, true)
 	if err != nil {
 		return nil, err
 	}
@@ -290,6 +334,24 @@ func (f *repoFlags) ensure(ctx context.Context) (*repository, error) {
 	return f.repository(info, created, blobs)
 }
 
+// reachGroup fails if checkpoints are to lie in a group that does not answer, before a
+// repository is made for nothing.
+func (f *repoFlags) reachGroup(ctx context.Context) error {
+	group, err := f.group()
+	if group == nil || err != nil {
+		return err
+	}
+	logs, err := f.logs(snapferry.RepoInfo{}, nil)
+	if err != nil {
+		return err
+	}
+	defer logs.Close()
+	if _, err := logs.Info(ctx); err != nil {
+		return &snapferry.Error{Op: "open", Subject: f.checkpoints, Err: err}
+	}
+	return nil
+}
+
 // openDry opens a repository for a dry run, or an empty one in memory in its place if
 // there is none. Nothing is written.
 func (f *repoFlags) openDry(ctx context.Context) (*repository, error) {
@@ -297,7 +359,7 @@ func (f *repoFlags) openDry(ctx context.Context) (*repository, error) {
 	if err != nil {
 		return nil, err
 	}
-	driver, err := f.app.openDriver(location, false)
+	driver, err := f.app.openDriver(ctx, f.place(location, false))
 	if errors.Is(err, snapferry.ErrNotFound) {
 		driver, err = memblob.New(), nil
 	}
@@ -315,6 +377,7 @@ func (f *repoFlags) openDry(ctx context.Context) (*repository, error) {
 
 // repository adds the logs, which lie where --checkpoints says. It closes blobs if it fails.
 func (f *repoFlags) repository(info snapferry.RepoInfo, created bool, blobs *blob.Store) (*repository, error) {
+	f.warnIfUnfenced(info)
 	logs, err := f.logs(info, blobs)
 	if err != nil {
 		_ = blobs.Close()
@@ -365,14 +428,14 @@ func (f *repoFlags) withRepo(ctx context.Context, opts *snapferry.RepoOptions, d
 		return err
 	}
 	defer p.close()
-	if f.filter {
-		if err := f.checkFound(ctx, p.cps); err != nil {
-			return err
-		}
-	}
 	repo, err := snapferry.OpenRepo(ctx, p.blobs, p.cps, opts)
 	if err != nil {
 		return err
+	}
+	if f.filter {
+		if err := f.checkFound(ctx, p.cps, repo); err != nil {
+			return errors.Join(err, repo.Close())
+		}
 	}
 	return errors.Join(do(repo), repo.Close())
 }

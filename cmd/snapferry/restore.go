@@ -26,6 +26,7 @@ type restoreVerb struct {
 	inPlace     bool
 	strictOwner bool
 	dryRun      bool
+	metrics     metricsFile
 }
 
 func (a *app) newRestore() *cobra.Command {
@@ -63,6 +64,7 @@ func (v *restoreVerb) flags(cmd *cobra.Command) {
 	v.repo.bindCheckpoints(cmd)
 	v.repo.bindTask(cmd)
 	v.repo.bindRate(cmd)
+	v.metrics.bind(cmd)
 	f := cmd.Flags()
 	v.at = "latest"
 	f.Var(once(&v.at), "at", "`CHECKPOINT`: latest, an id, or a time (RFC 3339) that means the newest checkpoint not after it")
@@ -80,9 +82,13 @@ func (v *restoreVerb) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	counts, err := v.metrics.observer()
+	if err != nil {
+		return err
+	}
 	show := v.app.startProgress("restore")
 	var report *snapferry.RestoreReport
-	opts := &snapferry.RepoOptions{Observer: show.observer()}
+	opts := &snapferry.RepoOptions{Observer: show.observer().With(counts)}
 	opts.CacheDir, _ = v.app.cacheDir() // without one nothing has to be made void
 	err = v.repo.withRepo(ctx, opts, func(repo *snapferry.Repo) (err error) {
 		if err := v.checkTargets(ctx, repo, id, at); err != nil {
@@ -92,6 +98,7 @@ func (v *restoreVerb) run(ctx context.Context) error {
 		return err
 	})
 	show.stop(err == nil)
+	v.metrics.write(v.app)
 	if err != nil {
 		return err
 	}

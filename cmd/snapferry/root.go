@@ -19,7 +19,7 @@ type app struct {
 	stdout, stderr io.Writer
 	bars           bool // stderr is a terminal
 	getenv         func(string) string
-	openDriver     func(repo string, create bool) (blob.Driver, error)
+	openDriver     func(ctx context.Context, p place) (blob.Driver, error)
 
 	args  []string
 	json  bool

@@ -20,17 +20,15 @@ type rule struct {
 	name string
 	path string
 	kind string
-}
 
-var (
-	kinds      = []string{"auto", "dir"}
-	laterKinds = []string{"sqlite", "bolt", "badger", "pebble"}
-)
+	// checkpointDir is a checkpoint of the store that its owner made; empty for none.
+	checkpointDir string
+}
 
 // parseRule parses [NAME=]PATH[,kind=KIND]. NAME ends at the first '=' if what stands
 // before it is a valid name, and ,kind= begins at the last comma.
 func parseRule(arg string) (rule, error) {
-	r := rule{path: arg, kind: "auto"}
+	r := rule{path: arg, kind: kindAuto}
 	if i := strings.LastIndexByte(r.path, ','); i >= 0 {
 		if kind, ok := strings.CutPrefix(r.path[i+1:], "kind="); ok {
 			r.path, r.kind = r.path[:i], kind
@@ -49,13 +47,10 @@ func parseRule(arg string) (rule, error) {
 }
 
 func checkKind(kind string) error {
-	switch {
-	case slices.Contains(kinds, kind):
+	if slices.Contains(kinds, kind) {
 		return nil
-	case slices.Contains(laterKinds, kind):
-		return usagef("kind %s comes in a later release; kind=dir backs up the files of a store that nobody writes meanwhile", kind)
 	}
-	return usagef("unknown kind %q: it is auto or dir", kind)
+	return usagef("unknown kind %q: it is one of %s", kind, strings.Join(kinds, ", "))
 }
 
 // resolve makes the path absolute, gives the store its name, and follows a symbolic
@@ -105,12 +100,45 @@ func parseRules(args []string) (map[string]rule, error) {
 		if r, err = r.resolve(); err != nil {
 			return nil, err
 		}
+		if r, err = r.recognise(); err != nil {
+			return nil, err
+		}
 		if old, ok := rules[r.name]; ok {
 			return nil, usagef("two stores with the name %s (%s and %s): give them names, NAME=PATH", r.name, old.path, r.path)
 		}
 		rules[r.name] = r
 	}
 	return rules, nil
+}
+
+// addCheckpointDirs parses [NAME=]DIR and notes it in the rule of that store. The name may
+// be left out if there is one store. The directory need not be there yet: --freeze-cmd may
+// make it.
+func addCheckpointDirs(rules map[string]rule, args []string) error {
+	for _, arg := range args {
+		name, dir, ok := strings.Cut(arg, "=")
+		if _, known := rules[name]; !ok || !known {
+			if len(rules) != 1 {
+				return usagef("--from-checkpoint-dir %q names no store of this backup: write NAME=DIR", arg)
+			}
+			for name = range rules {
+				dir = arg
+			}
+		}
+		r := rules[name]
+		abs, err := filepath.Abs(dir)
+		switch {
+		case err != nil || dir == "":
+			return usagef("--from-checkpoint-dir %q names no directory", arg)
+		case r.checkpointDir != "":
+			return usagef("--from-checkpoint-dir is given twice for store %s", name)
+		case r.kind == kindSQLite || r.kind == kindBolt:
+			return usagef("--from-checkpoint-dir %s: store %s is %s, one file", dir, name, kindNames[r.kind])
+		}
+		r.checkpointDir = abs
+		rules[name] = r
+	}
+	return nil
 }
 
 // parseOffsets parses K=V, cut at the first '='. Both are opaque bytes.

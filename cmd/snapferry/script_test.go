@@ -19,10 +19,12 @@ import (
 
 	"github.com/rogpeppe/go-internal/testscript"
 	"github.com/spf13/cobra"
+
+	"github.com/snapferry/snapferry/internal/blobservers"
 )
 
 func TestMain(m *testing.M) {
-	testscript.Main(m, map[string]func(){"snapferry": main, "stubborn": stubborn})
+	testscript.Main(m, map[string]func(){"snapferry": main, "stubborn": stubborn, "storetool": storetool})
 }
 
 // stubborn is a program that does not end when its context does. It makes a file when
@@ -56,7 +58,7 @@ func TestScripts(t *testing.T) {
 		Dir:                 "testdata/script",
 		RequireExplicitExec: true,
 		RequireUniqueNames:  true,
-		Setup:               setupScript,
+		Setup:               func(env *testscript.Env) error { return errors.Join(setupScript(env), setupS3(t, env)) },
 		Condition:           scriptCondition,
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
 			"exits": cmdExits, "json": cmdJSON, "keys": cmdKeys, "jsonenv": cmdJSONEnv,
@@ -76,6 +78,20 @@ func setupScript(env *testscript.Env) error {
 			return err
 		}
 	}
+	return nil
+}
+
+// setupS3 starts a server with a bucket for the script that needs one.
+func setupS3(t *testing.T, env *testscript.Env) error {
+	if filepath.Base(env.WorkDir) != "script-s3" {
+		return nil
+	}
+	s := blobservers.Versity(t)
+	s.CreateBucket("bucket")
+	env.Setenv("AWS_ENDPOINT_URL_S3", s.Endpoint)
+	env.Setenv("AWS_ACCESS_KEY_ID", s.AccessKey)
+	env.Setenv("AWS_SECRET_ACCESS_KEY", s.SecretKey)
+	env.Setenv("AWS_EC2_METADATA_DISABLED", "true")
 	return nil
 }
 

@@ -50,7 +50,10 @@ member that was added with "snapferry cluster add-learner" names some of the oth
 --join. A later start needs neither: the data directory knows.
 
 Members and clients use one port. It takes certificates (--tls-cert, --tls-key, --tls-ca), or
---insecure where everybody who can reach it may read and change everything.
+--insecure where everybody who can reach it may read and change everything. With
+--tls-client-auth every certificate of --tls-ca may do so, and speak as a member too: use an
+authority that issues for this group only. docs/raft.md shows how to make one with openssl, and
+the --tls flags of clients.
 
 SIGINT and SIGTERM end it cleanly, with exit code 0. A member that cannot go on, because its
 disk fails for instance, ends with exit code 1 and does no harm. docs/raft.md says how to run
@@ -103,13 +106,25 @@ func (v *serverVerb) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	v.app.note("listening on %s as %s", s.URL(), v.id)
+	v.app.note("listening on %s", v.where(s))
 	select {
 	case <-ctx.Done():
 		return s.Close()
 	case <-s.Done():
 		return v.ended(s)
 	}
+}
+
+// where says on which address the member listens, and where others look for it if that is
+// another one.
+func (v *serverVerb) where(s *server.Server) string {
+	scheme, advertised, _ := strings.Cut(s.URL(), "://")
+	own := s.Addr().String()
+	text := fmt.Sprintf("%s://%s as %s", scheme, own, v.id)
+	if own != advertised {
+		text += ", which others reach at " + s.URL()
+	}
+	return text
 }
 
 // ended says why a member has stopped by itself. What it cannot close it leaves to the

@@ -5,6 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -198,6 +200,26 @@ func TestClientTLS(t *testing.T) {
 	}
 	if c, err := (&tlsFlags{}).config(); c != nil || err != nil {
 		t.Errorf("no files: %v, %v", c, err)
+	}
+}
+
+// A repository is not made for checkpoints that have no place to go.
+func TestBackupReachesGroupFirst(t *testing.T) {
+	stranger := httptest.NewServer(http.NotFoundHandler())
+	defer stranger.Close()
+	dir := t.TempDir()
+	if err := os.WriteFile(filepath.Join(dir, "a"), nil, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	repo := filepath.Join(t.TempDir(), "repo")
+	var out, log bytes.Buffer
+	a := &app{stdout: &out, stderr: &log, getenv: func(string) string { return t.TempDir() }, openDriver: openDriver}
+	code := a.run(t.Context(), []string{"backup", "--repo", repo, "--checkpoints", "raft+" + stranger.URL, "kv=" + dir})
+	if code != exitFailed || !strings.Contains(log.String(), "raft+"+stranger.URL) {
+		t.Errorf("exit %d: %s", code, log.String())
+	}
+	if _, err := os.Stat(repo); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("the repository is there: %v", err)
 	}
 }
 

@@ -24,7 +24,11 @@ func (a *app) newVerify() *cobra.Command {
 		Long: `Check every index, and that each blob it names is there in its full size; with --read-data
 read every byte and compare its digest. It changes nothing. What is missing or corrupt is
 listed and the exit code is 5; with --json the report is printed then too. A backup --full
-stores the present state again, whatever is damaged of older ones.`,
+stores the present state again, whatever is damaged of older ones.
+
+Tasks that keep their checkpoints elsewhere, in a group for instance (--checkpoints), cannot
+be checked from here: they are told as skipped, and the exit code is 4. "ok" in JSON is about
+the others only.`,
 		Example: examples(`
 			snapferry verify --repo /backup
 			snapferry verify --repo /backup --read-data --json
@@ -54,9 +58,13 @@ func (v *verifyVerb) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	if err := v.print(r); err != nil || r.OK {
+	if err := v.print(r); err != nil {
 		return err
 	}
+	if r.OK {
+		return v.repo.skipped(r.Skipped)
+	}
+	v.repo.warnSkipped(r.Skipped)
 	return &reported{exitCorrupt, fmt.Sprintf("verify %s: %d missing, %d corrupt: run backup --full to store the present state again; older damaged checkpoints cannot be repaired", v.repo.url, len(r.Missing), len(r.Corrupt))}
 }
 
@@ -68,6 +76,7 @@ type verifyReport struct {
 	Bytes       int64    `json:"bytes"`
 	Missing     []damage `json:"missing"`
 	Corrupt     []damage `json:"corrupt"`
+	Skipped     []string `json:"skipped,omitempty"`
 }
 
 type damage struct {
@@ -86,7 +95,7 @@ func damages(list []snapferry.Damage) []damage {
 }
 
 func (v *verifyVerb) print(r *snapferry.VerifyReport) error {
-	report := verifyReport{r.OK, r.Checkpoints, r.Blobs, r.Bytes, damages(r.Missing), damages(r.Corrupt)}
+	report := verifyReport{r.OK, r.Checkpoints, r.Blobs, r.Bytes, damages(r.Missing), damages(r.Corrupt), r.Skipped}
 	return v.app.summary(report, func(w io.Writer) {
 		how := "all there in full size; --read-data reads every byte"
 		if v.readData {
@@ -98,6 +107,7 @@ func (v *verifyVerb) print(r *snapferry.VerifyReport) error {
 		fmt.Fprintf(w, "%s, %s, %s: %s\n", count(r.Checkpoints, "checkpoint"), count(r.Blobs, "blob"), size(r.Bytes), how)
 		printDamage(w, "missing", r.Missing)
 		printDamage(w, "corrupt", r.Corrupt)
+		printSkipped(w, r.Skipped)
 	})
 }
 

@@ -73,6 +73,8 @@ func New(db *pebble.DB, opts *Options) source.Source {
 		Scratch:   opts.Scratch,
 		Immutable: immutable,
 		ChunkSize: chunkSize,
+		// Tables and value blobs, the files that are immutable, are made of compressed blocks.
+		Compressed: immutable,
 	})
 }
 

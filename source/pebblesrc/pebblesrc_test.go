@@ -5,6 +5,7 @@ package pebblesrc_test
 import (
 	"encoding/binary"
 	"errors"
+	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"strings"
@@ -69,8 +70,58 @@ func read(t *testing.T, dir string) []uint64 {
 
 func harness(opts func() *pebble.Options) sourcetest.Harness {
 	return sourcetest.Harness{
-		New:  func(t *testing.T, dir string) sourcetest.Store { return store{open(t, dir, opts())} },
-		Read: read,
+		New:   func(t *testing.T, dir string) sourcetest.Store { return store{open(t, dir, opts())} },
+		Read:  read,
+		Check: check,
+	}
+}
+
+// check is Pebble's own: the levels are in order and every block has its checksum.
+func check(t *testing.T, dir string) {
+	t.Helper()
+	db := open(t, dir, &pebble.Options{Logger: quiet{}})
+	defer db.Close()
+	if err := db.CheckLevels(nil); err != nil {
+		t.Fatalf("pebble check: %v", err)
+	}
+}
+
+// A small change of a large store is a few small tables and a new log, which is an old
+// file that Pebble writes again from its beginning: what is behind its end is copied too,
+// up to the size of a memtable. Compactions rewrite more, at a time of their own, and are
+// left out here.
+func TestPebbleIncrement(t *testing.T) {
+	h := harness(func() *pebble.Options {
+		return &pebble.Options{Logger: quiet{}, DisableAutomaticCompactions: true}
+	})
+	h.Increment = &sourcetest.Increment{
+		Records: 100_000,
+		Fill: func(t *testing.T, s sourcetest.Store, n uint64) {
+			var all []uint64
+			for i := uint64(1); i <= n; i++ {
+				all = append(all, i)
+			}
+			put(t, s.(store).db, all)
+		},
+		Rewrite:  func(t *testing.T, s sourcetest.Store, numbers []uint64) { put(t, s.(store).db, numbers) },
+		MaxShare: 0.15, // of which 11 are the log of 4 MiB
+	}
+	sourcetest.RunIncrement(t, h)
+}
+
+// put writes values that do not compress, and flushes them.
+func put(t *testing.T, db *pebble.DB, numbers []uint64) {
+	t.Helper()
+	random := rand.NewChaCha8([32]byte{byte(len(numbers))})
+	value := make([]byte, 300)
+	for _, n := range numbers {
+		random.Read(value)
+		if err := db.Set(binary.BigEndian.AppendUint64(nil, n), value, pebble.NoSync); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := db.Flush(); err != nil {
+		t.Fatal(err)
 	}
 }
 
@@ -93,7 +144,8 @@ func TestPebbleWithFailover(t *testing.T) {
 			o.WALFailover = &pebble.WALFailoverOptions{Secondary: wal.Dir{FS: vfs.Default, Dirname: t.TempDir()}}
 			return store{open(t, dir, o)}
 		},
-		Read: read,
+		Read:  read,
+		Check: check,
 	})
 }
 
@@ -137,6 +189,9 @@ func TestTablesAreImmutableLinks(t *testing.T) {
 		isTable := strings.HasSuffix(e.Path, ".sst")
 		if e.Immutable != isTable {
 			t.Errorf("%s: immutable is %v", e.Path, e.Immutable)
+		}
+		if e.Compressed != isTable {
+			t.Errorf("%s: compressed by the store is %v", e.Path, e.Compressed)
 		}
 		if e.Fresh == (isTable && e.Links > 1) {
 			t.Errorf("%s: fresh is %v with %d names", e.Path, e.Fresh, e.Links)

@@ -3,7 +3,8 @@
 //
 // A harness gives the suite a store whose content is a history: writes numbered 1, 2,
 // 3 and so on. The suite writes while it freezes, copies each image to another place,
-// and asks the harness which numbers are there.
+// lets the store's own check look at the copy, and asks the harness which numbers are
+// there. It also measures how much of a store is new after little was changed.
 package sourcetest
 
 import (
@@ -21,7 +22,7 @@ import (
 	"github.com/snapferry/snapferry/source"
 )
 
-// A Harness gives the suite stores to freeze. Both functions are required.
+// A Harness gives the suite stores to freeze. New and Read are required.
 type Harness struct {
 	// New opens a fresh store in the directory dir, which it creates. The suite
 	// closes it with the test. Leftovers are looked for beside dir.
@@ -30,6 +31,37 @@ type Harness struct {
 	// Read opens a copy of an image, which lies in dir, as an application would
 	// after a restore, and returns the numbers found in it in ascending order.
 	Read func(t *testing.T, dir string) []uint64
+
+	// Check fails the test if the check that comes with the store finds fault with a
+	// copy of an image, which lies in dir. It runs before Read. Nil if there is none.
+	Check func(t *testing.T, dir string)
+
+	// Increment says what a backup after little was changed may cost. Nil if there is
+	// nothing to say.
+	Increment *Increment
+}
+
+// An Increment is a store with many records, of which 1 % are written again.
+type Increment struct {
+	// Records is how many numbers Fill writes.
+	Records uint64
+	// Fill writes the numbers from 1 to n, in any way.
+	Fill func(t *testing.T, s Store, n uint64)
+	// Rewrite gives these numbers other content of the same length, and makes the store
+	// do what it does sooner or later with such writes.
+	Rewrite func(t *testing.T, s Store, numbers []uint64)
+	// MaxShare is the part of the image's bytes that may lie in chunks that the image
+	// before has not.
+	MaxShare float64
+}
+
+// read checks a copy and returns the numbers in it.
+func (h Harness) read(t *testing.T, dir string) []uint64 {
+	t.Helper()
+	if h.Check != nil {
+		h.Check(t, dir)
+	}
+	return h.Read(t, dir)
 }
 
 // A Store is an open store of a harness.
@@ -56,6 +88,10 @@ func Run(t *testing.T, h Harness) {
 	t.Run("ReleaseLeavesNothing", func(t *testing.T) { testRelease(t, h) })
 	t.Run("ImagesAreIndependent", func(t *testing.T) { testIndependent(t, h) })
 	t.Run("UntouchedIsUnchangedS2", func(t *testing.T) { testUntouched(t, h) })
+	t.Run("ReadAtAnywhere", func(t *testing.T) { testReadAt(t, h) })
+	t.Run("CancelledFreezeLeavesNothing", func(t *testing.T) { testCancelled(t, h) })
+	t.Run("ReleaseWhileReading", func(t *testing.T) { testReleaseWhileReading(t, h) })
+	t.Run("SmallIncrement", func(t *testing.T) { testIncrement(t, h) })
 }
 
 // open makes a store with the numbers 1 to n and closes it with the test.
@@ -142,7 +178,7 @@ func testCutUnderLoad(t *testing.T, h Harness) {
 		least := l.done.Load()
 		img := Freeze(t, s.Source())
 		most := l.begun.Load()
-		got := prefix(t, h.Read(t, Copy(t, img)))
+		got := prefix(t, h.read(t, Copy(t, img)))
 		if got < least || got > most {
 			t.Errorf("image holds writes 1..%d, want at least 1..%d and at most 1..%d", got, least, most)
 		}
@@ -168,7 +204,7 @@ func testWritesBefore(t *testing.T, h Harness) {
 	for n := uint64(1); n <= 20; n++ {
 		mustWrite(t, s, n)
 		img := Freeze(t, s.Source())
-		if got := prefix(t, h.Read(t, Copy(t, img))); got != n {
+		if got := prefix(t, h.read(t, Copy(t, img))); got != n {
 			t.Fatalf("image holds writes 1..%d, want 1..%d", got, n)
 		}
 		if err := img.Release(); err != nil {
@@ -184,7 +220,7 @@ func testStandsStill(t *testing.T, h Harness) {
 	for n := uint64(301); n <= 900; n++ {
 		mustWrite(t, s, n)
 	}
-	if got := prefix(t, h.Read(t, Copy(t, img))); got != 300 {
+	if got := prefix(t, h.read(t, Copy(t, img))); got != 300 {
 		t.Errorf("image holds writes 1..%d, want 1..300", got)
 	}
 }
@@ -249,7 +285,7 @@ func testIndependent(t *testing.T, h Harness) {
 	if err := first.Release(); err != nil {
 		t.Fatal(err)
 	}
-	if got := prefix(t, h.Read(t, Copy(t, second))); got != 11 {
+	if got := prefix(t, h.read(t, Copy(t, second))); got != 11 {
 		t.Errorf("second image holds writes 1..%d after the release of the first, want 1..11", got)
 	}
 }
