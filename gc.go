@@ -39,7 +39,7 @@ func (r *Repo) GC(ctx context.Context, opts GCOptions) (*GCReport, error) {
 		err := r.gcTask(ctx, id, opts, rep)
 		switch {
 		case errors.Is(err, ErrForeign), errors.Is(err, errUnbound):
-			rep.Skipped = append(rep.Skipped, id.String()+": "+err.Error())
+			rep.Skipped = append(rep.Skipped, skipped(id, err))
 			foreign = err
 		case err != nil:
 			failed = errors.Join(failed, wrap("gc", id.String(), err))
@@ -83,7 +83,19 @@ func (r *Repo) sweepDebris(ctx context.Context) error {
 }
 
 // errUnbound: blobs of which no bind object says whose they are.
-var errUnbound = fmt.Errorf("no bind object says which log they belong to, so they are never swept: %w", ErrConflict)
+var errUnbound = fmt.Errorf("no bind object says which log they belong to, so they are left alone: %w", ErrConflict)
+
+// bound returns nil if the log of a task belongs in this checkpoint store, else whose it is.
+func (r *Repo) bound(ctx context.Context, id TaskID) error {
+	err := checkBind(ctx, r.blobs, id, bind{Checkpoints: r.store})
+	if errors.Is(err, fs.ErrNotExist) {
+		return errUnbound
+	}
+	return err
+}
+
+// skipped is how reports name a task that was left alone.
+func skipped(id TaskID, why error) string { return id.String() + ": " + why.Error() }
 
 // tasksWithBlobs finds the tasks by what lies in the blob store: a task that another
 // checkpoint store holds is seen too. It skips from task to task.
@@ -125,11 +137,7 @@ type collector struct {
 }
 
 func (r *Repo) gcTask(ctx context.Context, id TaskID, opts GCOptions, rep *GCReport) error {
-	err := checkBind(ctx, r.blobs, id, bind{Checkpoints: r.store})
-	if errors.Is(err, fs.ErrNotExist) {
-		return errUnbound
-	}
-	if err != nil {
+	if err := r.bound(ctx, id); err != nil {
 		return err
 	}
 	c := &collector{view: r.view(id), opts: opts, rep: rep}

@@ -275,6 +275,27 @@ func TestTasksApart(t *testing.T) {
 	}
 }
 
+// What no bind object tells is skipped, and a damaged one is damage: neither passes for sound.
+func TestVerifyWithoutBind(t *testing.T) {
+	w := newWorld(t)
+	w.write(map[string]string{"f": "1"})
+	w.mustCommit(w.open(), nil)
+	cps := checkpoint.New(blobcp.New(blob.New(memblob.New(), nil), "another"), nil)
+	r, err := OpenRepo(t.Context(), w.blobs, cps, nil)
+	check(t, err)
+
+	check(t, w.blobs.Put(t.Context(), bindKey(kvTask), blob.Bytes([]byte("no frame")), blob.PutOptions{}))
+	v, err := r.Verify(t.Context(), VerifyOptions{})
+	if err != nil || v.OK || len(v.Corrupt) != 1 || v.Corrupt[0].Blob != bindKey(kvTask) {
+		t.Errorf("verify with a damaged bind object = %+v, %v", v, err)
+	}
+	check(t, w.blobs.Delete(t.Context(), []string{bindKey(kvTask)}))
+	v, err = r.Verify(t.Context(), VerifyOptions{})
+	if err != nil || !v.OK || len(v.Skipped) != 1 {
+		t.Errorf("verify without a bind object = %+v, %v", v, err)
+	}
+}
+
 // F7: gc, verify and Open with another checkpoint store than the task's touch nothing.
 func TestForeignCheckpointStore(t *testing.T) {
 	w := newWorld(t)
@@ -291,6 +312,22 @@ func TestForeignCheckpointStore(t *testing.T) {
 	rep, err := r.GC(t.Context(), GCOptions{})
 	if !errors.Is(err, ErrForeign) || rep == nil || len(rep.Skipped) != 1 || rep.BlobsDeleted != 0 {
 		t.Errorf("gc = %+v, %v", rep, err)
+	}
+	v, err := r.Verify(t.Context(), VerifyOptions{})
+	if err != nil || !v.OK || v.Checkpoints != 0 || len(v.Skipped) != 1 || !strings.HasPrefix(v.Skipped[0], kvTask.String()+": ") {
+		t.Errorf("verify = %+v, %v", v, err)
+	}
+	if list, err := r.List(t.Context(), ListFilter{}); err != nil || len(list) != 0 {
+		t.Errorf("list = %+v, %v", list, err)
+	}
+	if s, err := r.Skipped(t.Context(), ListFilter{Job: kvTask.Job}); err != nil || !slices.Equal(s, v.Skipped) {
+		t.Errorf("skipped = %q, %v", s, err)
+	}
+	if s, err := r.Skipped(t.Context(), ListFilter{Job: "another"}); err != nil || len(s) != 0 {
+		t.Errorf("skipped of another job = %q, %v", s, err)
+	}
+	if s, err := w.repo().Skipped(t.Context(), ListFilter{}); err != nil || len(s) != 0 {
+		t.Errorf("skipped where the log is = %q, %v", s, err)
 	}
 	if _, err := Open(t.Context(), kvTask, w.blobs, cps, &w.opts); !errors.Is(err, ErrForeign) {
 		t.Errorf("Open = %v", err)

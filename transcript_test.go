@@ -257,7 +257,7 @@ func TestTranscript(t *testing.T) {
 func TestTranscriptExternal(t *testing.T) {
 	s := newScribe(t)
 	ctx := t.Context()
-	value(Init(ctx, blob.New(s.rec, nil)))(t)
+	value(Init(ctx, blob.New(s.rec, nil), nil))(t)
 	p := s.process()
 	last := ""
 	p.opts.External = &External{Last: func(context.Context) (string, error) { return last, nil }}

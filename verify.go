@@ -31,46 +31,78 @@ type VerifyOptions struct {
 const maxDamage = 10_000
 
 // Verify checks that every retained checkpoint can be restored. Damage is in the
-// report, not an error; an error says that it could not be found out.
+// report, not an error; an error says that it could not be found out. Tasks whose log is
+// kept in another checkpoint store are not checked but listed as skipped: OK says nothing
+// of them.
 func (r *Repo) Verify(ctx context.Context, opts VerifyOptions) (*VerifyReport, error) {
 	rep := &VerifyReport{Missing: []Damage{}, Corrupt: []Damage{}}
-	ids, err := r.allTasks(ctx)
+	tasks, err := r.survey(ctx, ListFilter{opts.Job, opts.Task})
 	if err != nil {
 		return nil, wrap("verify", r.blobs.String(), err)
 	}
-	filter := ListFilter{opts.Job, opts.Task}
-	for _, id := range ids {
-		if !filter.matches(id) {
-			continue
-		}
+	for _, id := range tasks.here {
 		if err := r.verifyTask(ctx, id, opts, rep); err != nil {
 			return nil, wrap("verify", id.String(), err)
 		}
 	}
+	for _, id := range tasks.unreadable {
+		rep.Corrupt = append(rep.Corrupt, Damage{Blob: bindKey(id)})
+	}
+	rep.Skipped = tasks.skipped
 	rep.OK = len(rep.Missing) == 0 && len(rep.Corrupt) == 0
 	return rep, nil
 }
 
-// allTasks returns the tasks with a log here, and those that are bound to this checkpoint
-// store and whose log is gone.
-func (r *Repo) allTasks(ctx context.Context) ([]TaskID, error) {
+// Skipped returns the tasks that a list leaves out since their log is kept in another
+// checkpoint store, each with the reason. A Repo on that store shows them.
+func (r *Repo) Skipped(ctx context.Context, filter ListFilter) ([]string, error) {
+	tasks, err := r.survey(ctx, filter)
+	if err != nil {
+		return nil, wrap("list", r.blobs.String(), err)
+	}
+	return tasks.skipped, nil
+}
+
+// surveyed are the tasks of a repository by what this checkpoint store knows of them.
+type surveyed struct {
+	here       []TaskID // with a log here, or bound to this store
+	skipped    []string // bound to another store, or to none, and why that is so
+	unreadable []TaskID // with a bind object that is damaged, and no log here
+}
+
+// survey looks for tasks in the checkpoint store and in the blob store.
+func (r *Repo) survey(ctx context.Context, filter ListFilter) (*surveyed, error) {
 	known := map[TaskID]bool{}
 	for id, err := range r.checkpoints.Tasks(ctx) {
 		if err != nil {
 			return nil, err
 		}
-		known[id] = true
+		known[id] = filter.matches(id)
 	}
 	found, err := r.tasksWithBlobs(ctx)
 	if err != nil {
 		return nil, err
 	}
+	s := &surveyed{}
 	for _, id := range found {
-		if b, err := readBind(ctx, r.blobs, id); err == nil && b.Checkpoints == r.store {
+		if known[id] || !filter.matches(id) {
+			continue
+		}
+		err := r.bound(ctx, id)
+		switch {
+		case err == nil:
 			known[id] = true
+		case errors.Is(err, ErrForeign), errors.Is(err, errUnbound):
+			s.skipped = append(s.skipped, skipped(id, err))
+		case errors.Is(err, ErrCorrupt):
+			s.unreadable = append(s.unreadable, id)
+		default:
+			return nil, err
 		}
 	}
-	return slices.SortedFunc(maps.Keys(known), func(a, b TaskID) int { return cmp.Or(cmp.Compare(a.Job, b.Job), cmp.Compare(a.Task, b.Task)) }), nil
+	maps.DeleteFunc(known, func(_ TaskID, matches bool) bool { return !matches })
+	s.here = slices.SortedFunc(maps.Keys(known), func(a, b TaskID) int { return cmp.Or(cmp.Compare(a.Job, b.Job), cmp.Compare(a.Task, b.Task)) })
+	return s, nil
 }
 
 // verifier checks one task.

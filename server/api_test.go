@@ -91,6 +91,13 @@ func TestErrors(t *testing.T) {
 		{"bad change", "POST", "/v1/cluster/promote", "{", false, 400, cpwire.CodeInvalid},
 		{"change of nobody", "POST", "/v1/cluster/promote", "{}", false, 400, cpwire.CodeInvalid},
 		{"learner without url", "POST", "/v1/cluster/add-learner", `{"id":"n9"}`, false, 400, cpwire.CodeInvalid},
+		{"learner at no url", "POST", "/v1/cluster/add-learner", `{"id":"n9","url":"::"}`, false, 400, cpwire.CodeInvalid},
+		{"learner without port", "POST", "/v1/cluster/add-learner", `{"id":"n9","url":"http://h"}`, false, 400, cpwire.CodeInvalid},
+		{"learner at port 0", "POST", "/v1/cluster/add-learner", `{"id":"n9","url":"http://h:0"}`, false, 400, cpwire.CodeInvalid},
+		{"learner at a path", "POST", "/v1/cluster/add-learner", `{"id":"n9","url":"http://h:1/p"}`, false, 400, cpwire.CodeInvalid},
+		{"learner of another kind", "POST", "/v1/cluster/add-learner", `{"id":"n9","url":"ftp://h:1"}`, false, 400, cpwire.CodeInvalid},
+		{"learner with tls", "POST", "/v1/cluster/add-learner", `{"id":"n9","url":"https://h:1"}`, false, 400, cpwire.CodeInvalid},
+		{"wrong method", "GET", "/v1/append", "", false, 405, cpwire.CodeInvalid},
 		{"absent member", "POST", "/v1/cluster/remove", `{"id":"n9"}`, false, 404, cpwire.CodeNotFound},
 		{"read elsewhere", "GET", "/v1/tasks/orders/p7/head", "", true, 421, cpwire.CodeNotLeader},
 		{"trim elsewhere", "POST", "/v1/tasks/orders/p7/trim", "", true, 421, cpwire.CodeNotLeader},
@@ -119,8 +126,10 @@ func TestErrors(t *testing.T) {
 			}
 		})
 	}
-	if status, _, _ := g.members[0].call("DELETE", "/v1/append", ""); status == http.StatusOK {
-		t.Error("an unknown method was served")
+	for path, want := range map[string]string{"/v1/append": "POST", "/v1/tasks/orders/p7/head": "GET, HEAD", "/v1/nothing": ""} {
+		if status, header, _ := g.members[0].call("DELETE", path, ""); header.Get("Allow") != want || (status == 405) != (want != "") {
+			t.Errorf("DELETE %s: %d, allowed are %q", path, status, header.Get("Allow"))
+		}
 	}
 }
 

@@ -8,7 +8,10 @@ import (
 	"io"
 	"io/fs"
 	"net/http"
+	"net/url"
 	"slices"
+	"strconv"
+	"strings"
 	"sync"
 	"time"
 
@@ -54,6 +57,12 @@ func (s *service) ownStatus() cpwire.OwnStatus {
 	own.Member.Stats = cpwire.Stats{
 		Generated: x.Generated, GeneratedFollower: x.GeneratedFollower, TakenOver: x.TakenOver, Installed: x.Installed,
 		Served: x.Served, Refused: x.Refused, Failed: x.Failed, BytesFetched: x.BytesFetched, BytesReused: x.BytesReused,
+	}
+	if err := s.started(); err != nil {
+		own.Member.Why = err.Error()
+		if s.first.joins {
+			own.Member.Role = protocol.Learner.String()
+		}
 	}
 	for _, m := range st.Members {
 		own.Members = append(own.Members, cpwire.Member{ID: m.Name, URL: m.URL, Role: m.Role.String()})
@@ -187,20 +196,56 @@ func (s *service) serveAddLearner(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		err = s.started()
 	}
-	if err == nil && c.URL == "" {
-		err = invalid("no url")
+	if err == nil {
+		err = s.checkURL(c.URL)
 	}
 	var m protocol.Member
 	if err == nil {
 		ctx, cancel := context.WithTimeout(r.Context(), changeTimeout)
 		defer cancel()
-		m, err = s.node.AddLearner(ctx, c.ID, c.URL)
+		if m, err = s.node.AddLearner(ctx, c.ID, c.URL); err == nil {
+			err = s.checkLearner(m)
+		}
 	}
 	if err != nil {
 		s.fail(w, "add learner", c.ID, err)
 		return
 	}
 	s.respond(w, http.StatusOK, cpwire.Member{ID: m.Name, URL: m.URL, Role: protocol.Learner.String()})
+}
+
+// checkURL refuses an address that no member of this group can have: all speak either
+// http or https.
+func (s *service) checkURL(raw string) error {
+	if raw == "" {
+		return invalid("no url")
+	}
+	u, err := url.Parse(raw)
+	if err != nil {
+		return invalid("url %.200q: %v", raw, err)
+	}
+	scheme, _, _ := strings.Cut(s.node.Status().URL, "://")
+	port, perr := strconv.ParseUint(u.Port(), 10, 16)
+	switch {
+	case u.Scheme != "http" && u.Scheme != "https", u.Hostname() == "", perr != nil, port == 0:
+		return invalid("url %.200q, want %s://HOST:PORT", raw, scheme)
+	case u.User != nil, u.RawQuery != "", u.Fragment != "", u.Path != "" && u.Path != "/":
+		return invalid("url %.200q has more than scheme, host and port", raw)
+	case u.Scheme != scheme:
+		return invalid("url %.200q: the members of this group speak %s to each other", raw, scheme)
+	}
+	return nil
+}
+
+// checkLearner refuses to call a member a learner that is one no more. Whoever adds it
+// again may have lost its disk, which promoting it would hide.
+func (s *service) checkLearner(m protocol.Member) error {
+	for _, one := range s.node.Status().Members {
+		if one.Name == m.Name && one.Role != protocol.Learner {
+			return fmt.Errorf("%s at %s is a member that votes; if it lost its disk, remove it first: %w", m.Name, m.URL, raftnode.ErrConflict)
+		}
+	}
+	return nil
 }
 
 // change serves one of the other changes.
@@ -211,7 +256,7 @@ func (s *service) change(op string, do func(ctx context.Context, name string) er
 			err = s.started()
 		}
 		if err == nil {
-			ctx, cancel := context.WithTimeout(r.Context(), changeTimeout)
+			ctx, cancel := context.WithTimeout(r.Context(), patience(c))
 			defer cancel()
 			err = do(ctx, c.ID)
 		}
@@ -221,6 +266,15 @@ func (s *service) change(op string, do func(ctx context.Context, name string) er
 		}
 		s.respond(w, http.StatusOK, struct{}{})
 	}
+}
+
+// patience is how long the client wants a change to be waited for, within bounds.
+func patience(c cpwire.Change) time.Duration {
+	if c.Wait <= 0 {
+		return changeTimeout
+	}
+	most := int64(cpwire.MaxPromote / time.Millisecond)
+	return time.Duration(min(c.Wait, most)) * time.Millisecond
 }
 
 // serveSnapshot asks for a snapshot at the leader, whose log it cuts.

@@ -7,8 +7,10 @@ import (
 	"maps"
 	"net/http"
 	"slices"
+	"strings"
 	"sync/atomic"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -131,9 +133,19 @@ func TestMembership(t *testing.T) {
 	if _, err := c.AddLearner(t.Context(), "n9", "ftp://h"); !errors.Is(err, fs.ErrInvalid) {
 		t.Errorf("add with a bad address: %v", err)
 	}
+	learner, voter := g.members[3].http.URL, g.members[1].http.URL
+	if m, err := c.AddLearner(t.Context(), "n4", learner); err != nil || m.Role != "learner" {
+		t.Errorf("add the same learner again: %+v, %v", m, err)
+	}
+	if m, err := c.AddLearner(t.Context(), "n2", voter); !errors.Is(err, sentinel.Conflict) || !strings.Contains(err.Error(), "votes") {
+		t.Errorf("add one that votes: %+v, %v", m, err)
+	}
 	g.lag = "n4"
-	if err := c.Promote(t.Context(), "n4"); !errors.Is(err, sentinel.Conflict) {
+	if err := c.Promote(t.Context(), "n4"); !errors.Is(err, sentinel.Conflict) || strings.Count(err.Error(), "n4") != 1 {
 		t.Errorf("promote one that lags: %v", err)
+	}
+	if g.waits < 20*time.Second || g.waits > 30*time.Second {
+		t.Errorf("the member waits %s for a client that waits 30 s", g.waits)
 	}
 	g.lag = ""
 	if err := c.Promote(t.Context(), "n4"); err != nil || g.members[3].learner {
@@ -160,5 +172,16 @@ func TestMembership(t *testing.T) {
 	}
 	if s, err := c.Status(t.Context()); err != nil || s.Group != "group-1" || len(s.Members) != 3 || s.Members[0].Role != protocol.Leader.String() {
 		t.Errorf("status: %+v, %v", s, err)
+	}
+}
+
+// How long a member waits for a learner is bounded, whatever a client says.
+func TestPatience(t *testing.T) {
+	for wait, want := range map[int64]time.Duration{
+		0: changeTimeout, -1: changeTimeout, 1500: 1500 * time.Millisecond, 1 << 62: cpwire.MaxPromote,
+	} {
+		if got := patience(cpwire.Change{Wait: wait}); got != want {
+			t.Errorf("%d ms: %s, want %s", wait, got, want)
+		}
 	}
 }

@@ -18,6 +18,7 @@ import (
 var (
 	errNoRoute    = fmt.Errorf("the service has no such path: %w", fs.ErrNotExist)
 	errOtherGroup = errors.New("this member belongs to another group")
+	errMethod     = errors.New("the path has no such method")
 	errStarting   = errors.New("the member is starting")
 	errNoLeader   = errors.New("no leader is known")
 )
@@ -35,6 +36,7 @@ var kinds = []struct {
 }{
 	{raftnode.ErrUnknown, cpwire.CodeUnknown, http.StatusServiceUnavailable},
 	{raftnode.ErrNotLeader, cpwire.CodeNotLeader, http.StatusMisdirectedRequest},
+	{errMethod, cpwire.CodeInvalid, http.StatusMethodNotAllowed},
 	{errOtherGroup, cpwire.CodeOtherGroup, http.StatusConflict},
 	{errStarting, cpwire.CodeUnavailable, http.StatusServiceUnavailable},
 	{errNoLeader, cpwire.CodeUnavailable, http.StatusServiceUnavailable},
@@ -54,7 +56,7 @@ var kinds = []struct {
 
 // fail answers with an error.
 func (s *service) fail(w http.ResponseWriter, op, subject string, err error) {
-	f := cpwire.Failure{Error: &cpwire.Error{Code: cpwire.CodeInternal, Op: op, Subject: subject, Message: err.Error()}}
+	f := cpwire.Failure{Error: &cpwire.Error{Code: cpwire.CodeInternal, Op: op, Subject: subject, Message: cause(op, err)}}
 	status := http.StatusInternalServerError
 	for _, k := range kinds {
 		if errors.Is(err, k.is) {
@@ -73,6 +75,14 @@ func (s *service) fail(w http.ResponseWriter, op, subject string, err error) {
 		}
 	}
 	s.respond(w, status, f)
+}
+
+// cause is the text of an error of op, of which the node may have said the same already.
+func cause(op string, err error) string {
+	if e, ok := err.(*raftnode.Error); ok && e.Op == op {
+		err = e.Err
+	}
+	return err.Error()
 }
 
 func (s *service) respond(w http.ResponseWriter, status int, v any) {

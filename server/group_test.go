@@ -2,8 +2,9 @@ package server
 
 import (
 	"context"
+	"errors"
 	"fmt"
-	"iter"
+	"log/slog"
 	"net"
 	"path/filepath"
 	"strings"
@@ -16,6 +17,7 @@ import (
 	"github.com/snapferry/snapferry/checkpoint/checkpointtest"
 	"github.com/snapferry/snapferry/checkpoint/raftcp"
 	"github.com/snapferry/snapferry/internal/cpwire"
+	"github.com/snapferry/snapferry/raftnode"
 )
 
 // real is a group of servers as users start them, in one process.
@@ -108,46 +110,6 @@ func (r *real) driver() *raftcp.Driver {
 	return d
 }
 
-// apart keeps the tasks of one test apart from all others of a group.
-type apart struct {
-	checkpoint.Driver
-	prefix string
-}
-
-func (a apart) task(t checkpoint.TaskID) checkpoint.TaskID {
-	return checkpoint.TaskID{Job: a.prefix + t.Job, Task: t.Task}
-}
-
-func (a apart) Head(ctx context.Context, t checkpoint.TaskID) (*checkpoint.Entry, error) {
-	return a.Driver.Head(ctx, a.task(t))
-}
-
-func (a apart) Get(ctx context.Context, t checkpoint.TaskID, slot uint64) (*checkpoint.Entry, error) {
-	return a.Driver.Get(ctx, a.task(t), slot)
-}
-
-func (a apart) Append(ctx context.Context, t checkpoint.TaskID, e *checkpoint.Entry) error {
-	return a.Driver.Append(ctx, a.task(t), e)
-}
-
-func (a apart) Trim(ctx context.Context, t checkpoint.TaskID) error {
-	return a.Driver.Trim(ctx, a.task(t))
-}
-
-func (a apart) Tasks(ctx context.Context) iter.Seq2[checkpoint.TaskID, error] {
-	return func(yield func(checkpoint.TaskID, error) bool) {
-		for t, err := range a.Driver.Tasks(ctx) {
-			job, mine := strings.CutPrefix(t.Job, a.prefix)
-			if err == nil && !mine {
-				continue
-			}
-			if !yield(checkpoint.TaskID{Job: job, Task: t.Task}, err) {
-				return
-			}
-		}
-	}
-}
-
 // The conformance suite over a real group, while one member after the other, the leader
 // most often, is stopped and started again.
 func TestRealGroup(t *testing.T) {
@@ -164,7 +126,7 @@ func TestRealGroup(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return apart{d, fmt.Sprint("c", n.Add(1), "-")}
+		return checkpointtest.Within(d, fmt.Sprint("c", n.Add(1), "-"))
 	}, &checkpointtest.Options{ComparesHead: true, KeepsBodies: cpwire.KeptBodies})
 	close(stop)
 	disturb.Wait()
@@ -274,20 +236,57 @@ func TestStartFails(t *testing.T) {
 	}
 }
 
-// A first start that waits for the others can be ended.
-func TestCloseWhileWaiting(t *testing.T) {
-	s, err := Start(t.Context(), Options{
-		ID: "n1", Data: t.TempDir(), Listen: "127.0.0.1:0", Insecure: true,
-		InitialCluster: map[string]string{"n1": "http://" + freeAddress(t), "n2": "http://" + freeAddress(t), "n3": "http://" + freeAddress(t)},
-	})
-	if err != nil {
-		t.Fatal(err)
+// A first start that waits for the others tells whom it waits for, and can be ended without
+// anybody taking that for a failure.
+func TestWaitingInFirstStart(t *testing.T) {
+	away := "http://" + freeAddress(t)
+	for role, opts := range map[string]Options{
+		"follower": {InitialCluster: map[string]string{"n1": "http://" + freeAddress(t), "n2": away, "n3": "http://" + freeAddress(t)}},
+		"learner":  {Join: []string{away}},
+	} {
+		var log lines
+		opts.ID, opts.Data, opts.Listen, opts.Insecure = "n1", t.TempDir(), "127.0.0.1:0", true
+		opts.Logger = slog.New(slog.NewTextHandler(&log, nil))
+		s, err := Start(t.Context(), opts)
+		if err != nil {
+			t.Fatal(err)
+		}
+		waitFor(t, func() bool { return raftnode.Known(opts.Data) }) // it has begun
+		c, err := cpwire.New([]string{"http://" + s.Addr().String()}, &cpwire.Options{Patience: time.Millisecond})
+		if err != nil {
+			t.Fatal(err)
+		}
+		st, err := c.Cluster(t.Context())
+		if err != nil || len(st.Members) != 1 || st.Members[0].Role != role || !st.Members[0].Reachable || !strings.Contains(st.Members[0].Why, away) {
+			t.Errorf("status %+v, %v", st, err)
+		}
+		if _, err := c.Head(t.Context(), task("p7")); err == nil || !strings.Contains(err.Error(), away) {
+			t.Errorf("head: %v", err)
+		}
+		if err := errors.Join(c.Close(), s.Close()); err != nil {
+			t.Error(err)
+		}
+		<-s.Done()
+		if err := s.Err(); err != nil || strings.Contains(log.String(), "level=ERROR") {
+			t.Errorf("closed, and the reason is %v: %s", err, log.String())
+		}
 	}
-	if err := s.Close(); err != nil {
-		t.Error(err)
-	}
-	<-s.Done()
-	if err := s.Err(); err != nil {
-		t.Errorf("closed, and the reason is %v", err)
-	}
+}
+
+// lines is a log that a test reads while it is written.
+type lines struct {
+	mu sync.Mutex
+	b  strings.Builder
+}
+
+func (l *lines) Write(p []byte) (int, error) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.Write(p)
+}
+
+func (l *lines) String() string {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return l.b.String()
 }

@@ -42,7 +42,8 @@ type group struct {
 	after func() error
 	// before is asked before a proposal is; its error is what the proposer gets.
 	before func() error
-	lag    string // member that cannot be promoted
+	lag    string        // member that cannot be promoted
+	waits  time.Duration // for a member to be promoted
 
 	proposals atomic.Int64
 }
@@ -223,6 +224,11 @@ func (m *member) Status() raftnode.Status {
 func (m *member) AddLearner(_ context.Context, name, url string) (protocol.Member, error) {
 	m.g.mu.Lock()
 	defer m.g.mu.Unlock()
+	for _, one := range m.g.members {
+		if one.name == name && one.http.URL == url {
+			return one.row(), m.mayLeadLocked()
+		}
+	}
 	return protocol.Member{ID: 99, Name: name, URL: url}, m.mayLeadLocked()
 }
 
@@ -241,10 +247,13 @@ func (m *member) change(name string, do func(one *member) error) error {
 	return &raftnode.Error{Op: "change", Subject: name, Err: raftnode.ErrNoMember}
 }
 
-func (m *member) Promote(_ context.Context, name string) error {
+func (m *member) Promote(ctx context.Context, name string) error {
 	return m.change(name, func(one *member) error {
+		if until, ok := ctx.Deadline(); ok {
+			m.g.waits = time.Until(until)
+		}
 		if m.g.lag == name {
-			return raftnode.ErrConflict
+			return &raftnode.Error{Op: "promote", Subject: name, Err: raftnode.ErrConflict}
 		}
 		one.learner = false
 		return nil

@@ -8,6 +8,10 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"os"
+	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -63,13 +67,12 @@ func (o *Options) validate() error {
 // Server is a running member.
 type Server struct {
 	url  string
+	addr net.Addr
 	log  *slog.Logger
 	node *raftnode.Node
 	svc  *service
 	http *http.Server
 
-	stop  context.CancelFunc // ends a start that waits for others
-	began chan struct{}      // closed when the node's start has ended, one way or the other
 	done  chan struct{}
 	owned sync.WaitGroup
 	once  sync.Once
@@ -97,7 +100,7 @@ func start(ctx context.Context, opts Options) (*Server, error) {
 	if opts.Logger == nil {
 		opts.Logger = slog.New(slog.DiscardHandler)
 	}
-	s := &Server{log: opts.Logger, began: make(chan struct{}), done: make(chan struct{}), http: &http.Server{
+	s := &Server{log: opts.Logger, done: make(chan struct{}), http: &http.Server{
 		IdleTimeout: 2 * time.Minute, MaxHeaderBytes: 64 << 10,
 		ErrorLog: slog.NewLogLogger(opts.Logger.Handler(), slog.LevelDebug),
 	}}
@@ -134,6 +137,28 @@ func (o *Options) reachableAt(ln net.Listener) string {
 	return "http://" + ln.Addr().String()
 }
 
+// first tells what the start of a member that has never run waits for. A log is there from
+// the moment when the wait was over.
+func (o *Options) first() firstStart {
+	if _, err := os.Stat(filepath.Join(o.Data, "log")); err == nil {
+		return firstStart{}
+	}
+	if len(o.Join) > 0 {
+		return firstStart{true, "it waits in its first start for a member of the group at " + strings.Join(o.Join, ", ") + " that knows it by add-learner"}
+	}
+	var others []string
+	for id, u := range o.InitialCluster {
+		if id != o.ID {
+			others = append(others, id+" at "+u)
+		}
+	}
+	if len(others) == 0 {
+		return firstStart{}
+	}
+	slices.Sort(others)
+	return firstStart{waits: "it waits in its first start until more than half of the initial members answer; the others are " + strings.Join(others, ", ")}
+}
+
 // build makes what serves, without running any of it.
 func (s *Server) build(opts Options, ln net.Listener) error {
 	n, err := raftnode.New(raftnode.Options{
@@ -145,9 +170,9 @@ func (s *Server) build(opts Options, ln net.Listener) error {
 	if err != nil {
 		return err
 	}
-	s.url = n.Status().URL
+	s.url, s.addr = n.Status().URL, ln.Addr()
 	s.node, s.svc = n, newService(n, opts.Logger)
-	s.svc.failed = s.Err
+	s.svc.failed, s.svc.first = s.Err, opts.first()
 	if opts.TLS != nil {
 		config, err := opts.TLS.Client()
 		if err != nil {
@@ -166,8 +191,6 @@ func (s *Server) build(opts Options, ln net.Listener) error {
 
 // run starts the server's goroutines.
 func (s *Server) run(ln net.Listener, opts Options) {
-	ctx, stop := context.WithCancel(context.Background())
-	s.stop = stop
 	s.owned.Go(func() {
 		serve := s.http.Serve
 		if opts.TLS != nil {
@@ -178,8 +201,7 @@ func (s *Server) run(ln net.Listener, opts Options) {
 		}
 	})
 	s.owned.Go(func() {
-		err := s.node.Start(ctx, s.open)
-		close(s.began)
+		err := s.node.Start(context.Background(), s.open) // Close ends it
 		if err == nil {
 			<-s.node.Done()
 			err = s.node.Err()
@@ -216,6 +238,9 @@ func (s *Server) fail(err error) {
 // URL returns where others reach the member.
 func (s *Server) URL() string { return s.url }
 
+// Addr returns the address that the member listens on.
+func (s *Server) Addr() net.Addr { return s.addr }
+
 // Done is closed when the member has stopped, by Close or by itself.
 func (s *Server) Done() <-chan struct{} { return s.done }
 
@@ -234,8 +259,6 @@ const closeTimeout = 3 * time.Second
 func (s *Server) Close() error {
 	s.once.Do(func() {
 		s.fail(nil)
-		s.stop()
-		<-s.began
 		err := s.node.Close()
 		s.svc.close()
 		ctx, cancel := context.WithTimeout(context.Background(), closeTimeout)

@@ -3,10 +3,12 @@ package server
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net/http"
 	"strconv"
+	"strings"
 	"sync/atomic"
 	"time"
 
@@ -34,7 +36,7 @@ type node interface {
 const (
 	proposeTimeout  = 10 * time.Second
 	readTimeout     = 5 * time.Second
-	changeTimeout   = 15 * time.Second
+	changeTimeout   = 15 * time.Second // where the client does not say how long
 	snapshotTimeout = 10 * time.Minute
 )
 
@@ -45,6 +47,7 @@ type service struct {
 	now    func() time.Time
 	state  atomic.Pointer[tasklog.Machine] // nil until the node has opened it
 	failed func() error                    // why the member has stopped by itself
+	first  firstStart
 	appends
 	cluster
 }
@@ -60,12 +63,21 @@ func newService(n node, logger *slog.Logger) *service {
 // close ends what is on its way and waits for it.
 func (s *service) close() { s.appends.close() }
 
+// firstStart is what a member waits for that has never run.
+type firstStart struct {
+	joins bool   // a group that exists, as a learner
+	waits string // for whom; "" after the first start
+}
+
 // started says whether the node knows its group, without which it cannot be changed.
 func (s *service) started() error {
-	if s.state.Load() == nil {
-		return errStarting
+	switch {
+	case s.state.Load() != nil:
+		return nil
+	case s.first.waits != "":
+		return fmt.Errorf("%w: %s", errStarting, s.first.waits)
 	}
-	return nil
+	return errStarting
 }
 
 // handler routes the API.
@@ -86,10 +98,31 @@ func (s *service) handler() http.Handler {
 	mux.HandleFunc("POST "+cpwire.PathSnapshot, s.serveSnapshot)
 	mux.HandleFunc("GET /healthz", s.serveHealth)
 	mux.HandleFunc("GET /readyz", s.serveReady)
-	mux.HandleFunc("/v1/", func(w http.ResponseWriter, r *http.Request) {
-		s.fail(w, r.Method, r.URL.Path, errNoRoute)
+	mux.HandleFunc(anyOther, func(w http.ResponseWriter, r *http.Request) {
+		err := errNoRoute
+		if allow := allowed(mux, r); allow != "" {
+			w.Header().Set("Allow", allow)
+			err = errMethod
+		}
+		s.fail(w, r.Method, r.URL.Path, err)
 	})
 	return s.inGroup(mux)
+}
+
+// anyOther is the pattern of what no other pattern fits.
+const anyOther = "/v1/"
+
+// allowed lists the methods with which the path of a request would be served.
+func allowed(mux *http.ServeMux, r *http.Request) string {
+	var methods []string
+	for _, method := range []string{http.MethodGet, http.MethodHead, http.MethodPost} {
+		with := *r
+		with.Method = method
+		if _, pattern := mux.Handler(&with); pattern != anyOther {
+			methods = append(methods, method)
+		}
+	}
+	return strings.Join(methods, ", ")
 }
 
 // inGroup names the group in every answer, and refuses who means another one.
@@ -107,16 +140,15 @@ func (s *service) inGroup(next http.Handler) http.Handler {
 
 // readable returns the state once it has everything that was answered before now.
 func (s *service) readable(ctx context.Context) (*tasklog.Machine, error) {
+	if err := s.started(); err != nil {
+		return nil, err
+	}
 	ctx, cancel := context.WithTimeout(ctx, readTimeout)
 	defer cancel()
 	if err := s.node.ReadIndex(ctx); err != nil {
 		return nil, err
 	}
-	m := s.state.Load()
-	if m == nil {
-		return nil, errStarting
-	}
-	return m, nil
+	return s.state.Load(), nil
 }
 
 // taskOf reads the names in a path.

@@ -115,4 +115,12 @@ func TestRealTLS(t *testing.T) {
 	if e, err := stranger.Head(t.Context(), task("p7")); err == nil {
 		t.Errorf("a client without a certificate reads %+v", e)
 	}
+	patient, err := cpwire.New(urls, &cpwire.Options{TLS: &tls.Config{RootCAs: config.RootCAs}, Patience: time.Hour})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer patient.Close()
+	if s, err := patient.Cluster(t.Context()); err == nil {
+		t.Errorf("a client without a certificate is told %+v", s)
+	}
 }

@@ -199,12 +199,13 @@ func (c *Client) unreachable(from string) {
 }
 
 // belongs compares the group of an answer with the one before. A member that is not in a
-// group yet names none, and has no success to tell of.
-func (c *Client) belongs(group string, success bool) error {
+// group yet names an empty one, and has nothing but its status to tell.
+func (c *Client) belongs(header http.Header, success bool) error {
+	group := header.Get(HeaderGroup)
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	switch {
-	case group == "" && success:
+	case len(header.Values(HeaderGroup)) == 0 && success:
 		return fmt.Errorf("the answer is not a checkpoint server's: %w", fs.ErrInvalid)
 	case group == "":
 		return nil

@@ -6,8 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"io/fs"
+	"log"
 	"net/http"
 	"net/http/httptest"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"testing"
@@ -319,7 +322,7 @@ func TestAnyMember(t *testing.T) {
 	if s, err := c.Status(t.Context()); err != nil || s.Group != "g" {
 		t.Errorf("status %+v, %v", s, err)
 	}
-	c = client(t, Options{}, down.URL)
+	c = client(t, Options{Patience: 10 * time.Millisecond}, down.URL)
 	if _, err := c.Status(t.Context()); err == nil {
 		t.Error("nobody there, and a status")
 	}
@@ -328,6 +331,102 @@ func TestAnyMember(t *testing.T) {
 	c = client(t, Options{TryTimeout: time.Hour}, hang.URL)
 	if _, err := c.Cluster(ctx); !errors.Is(err, context.DeadlineExceeded) {
 		t.Errorf("status of one that hangs: %v", err)
+	}
+}
+
+// The first read goes on while nobody answers, as appends do, and as long as the client has
+// patience.
+func TestAnyMemberComesBack(t *testing.T) {
+	f := newFake(t, nil)
+	f.on(func(w http.ResponseWriter, r *http.Request) {
+		if f.requests.Load() < 5 {
+			panic(http.ErrAbortHandler)
+		}
+		_ = json.NewEncoder(w).Encode(ClusterStatus{Group: "g", Leader: "n1"})
+	})
+	c := client(t, Options{}, f.URL)
+	if s, err := c.Cluster(t.Context()); err != nil || s.Leader != "n1" {
+		t.Errorf("status %+v, %v", s, err)
+	}
+
+	f.on(func(w http.ResponseWriter, r *http.Request) { panic(http.ErrAbortHandler) })
+	c = client(t, Options{Patience: 20 * time.Millisecond}, f.URL)
+	before := f.requests.Load()
+	if _, err := c.Status(t.Context()); err == nil || f.requests.Load() < before+2 {
+		t.Errorf("after %d requests: %v", f.requests.Load()-before, err)
+	}
+
+	// What will never be otherwise is told at once.
+	stranger := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) { _, _ = w.Write([]byte("{}")) }))
+	defer stranger.Close()
+	c = client(t, Options{Patience: time.Hour}, stranger.URL)
+	if _, err := c.Cluster(t.Context()); !errors.Is(err, fs.ErrInvalid) {
+		t.Errorf("status of a stranger: %v", err)
+	}
+	secret := httptest.NewUnstartedServer(http.NotFoundHandler())
+	secret.Config.ErrorLog = log.New(io.Discard, "", 0)
+	secret.StartTLS()
+	defer secret.Close()
+	c = client(t, Options{Patience: time.Hour}, secret.URL)
+	if _, err := c.Cluster(t.Context()); err == nil || !strings.Contains(err.Error(), "certificate") {
+		t.Errorf("status of one without a known certificate: %v", err)
+	}
+}
+
+// A member that waits in its first start is shown if no other answers, but it is nobody to
+// learn the group from.
+func TestMemberWithoutGroup(t *testing.T) {
+	alone := newFake(t, func(w http.ResponseWriter, r *http.Request) {
+		w.Header().Set(HeaderGroup, "")
+		m := MemberStatus{ID: "n9", Why: "waits for others"}
+		if r.URL.Path == PathStatus {
+			_ = json.NewEncoder(w).Encode(OwnStatus{Member: m})
+			return
+		}
+		_ = json.NewEncoder(w).Encode(ClusterStatus{Members: []MemberStatus{m}})
+	})
+	down := newFake(t, nil)
+	down.Close()
+	c := client(t, Options{Patience: 10 * time.Millisecond}, down.URL, alone.URL)
+	if s, err := c.Cluster(t.Context()); err != nil || len(s.Members) != 1 || s.Members[0].Why != "waits for others" {
+		t.Errorf("status of the group: %+v, %v", s, err)
+	}
+	if s, err := c.Status(t.Context()); err == nil || !strings.Contains(err.Error(), "waits for others") {
+		t.Errorf("status: %+v, %v", s, err)
+	}
+	good := newFake(t, func(w http.ResponseWriter, r *http.Request) { _ = json.NewEncoder(w).Encode(ClusterStatus{Group: "g"}) })
+	c = client(t, Options{}, alone.URL, good.URL)
+	if s, err := c.Cluster(t.Context()); err != nil || s.Group != "g" {
+		t.Errorf("status of the group: %+v, %v", s, err)
+	}
+}
+
+// An error says once what was tried, however many have told of it.
+func TestErrorSaysItOnce(t *testing.T) {
+	f := newFake(t, func(w http.ResponseWriter, r *http.Request) {
+		w.WriteHeader(400)
+		_ = json.NewEncoder(w).Encode(Failure{Error: &Error{Code: CodeInvalid, Op: "list tasks", Message: "no"}})
+	})
+	for _, err := range client(t, Options{}, f.URL).Tasks(t.Context()) {
+		if err == nil || err.Error() != "list tasks: no" || !errors.Is(err, fs.ErrInvalid) {
+			t.Errorf("list tasks: %v", err)
+		}
+	}
+}
+
+// How long a learner may take to catch up is for the client to say.
+func TestPromoteTellsPatience(t *testing.T) {
+	var told Change
+	f := newFake(t, func(w http.ResponseWriter, r *http.Request) {
+		if r.Method == http.MethodPost {
+			_ = json.NewDecoder(r.Body).Decode(&told)
+		}
+		_, _ = w.Write([]byte("{}"))
+	})
+	for patience, want := range map[time.Duration]time.Duration{time.Minute: time.Minute, 24 * time.Hour: MaxPromote} {
+		if err := client(t, Options{Patience: patience}, f.URL).Promote(t.Context(), "n4"); err != nil || told.Wait != want.Milliseconds() {
+			t.Errorf("patience %s: %+v, %v", patience, told, err)
+		}
 	}
 }
 

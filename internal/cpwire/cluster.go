@@ -1,6 +1,7 @@
 package cpwire
 
 import (
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -26,17 +27,43 @@ const (
 type Change struct {
 	ID  string `json:"id"`
 	URL string `json:"url,omitempty"`
+	// Wait is how many milliseconds the member may wait until the change can be made; 0
+	// leaves it to the member.
+	Wait int64 `json:"wait_ms,omitempty"`
 }
 
-// Status returns what some member says of itself and its group.
+// Status returns what some member says of itself and its group. A member that is not in a
+// group yet, because it waits in its first start, does not count.
 func (c *Client) Status(ctx context.Context) (s OwnStatus, err error) {
-	err = c.anyone(ctx, PathStatus, &s)
+	err = c.anyone(ctx, func(ctx context.Context) error {
+		a, err := c.ask(ctx, PathStatus)
+		if err != nil {
+			return err
+		}
+		s = OwnStatus{}
+		if err := json.Unmarshal(a.body, &s); err != nil || s.Group != "" {
+			return err
+		}
+		return &failure{err: notInGroup(&s.Member), harmless: true}
+	})
 	return s, about("read status", "", err)
 }
 
-// Cluster returns the state of the group as told by any member that answers.
+func notInGroup(m *MemberStatus) error {
+	return fmt.Errorf("%s is not in a group yet: %s", m.ID, cmp.Or(m.Why, "it waits in its first start"))
+}
+
+// Cluster returns the state of the group as told by any member that answers. A member that
+// is not in a group yet tells of itself alone; that counts if no other answers.
 func (c *Client) Cluster(ctx context.Context) (s ClusterStatus, err error) {
-	err = c.anyone(ctx, PathCluster, &s)
+	err = c.anyone(ctx, func(ctx context.Context) error {
+		a, err := c.ask(ctx, PathCluster)
+		if err != nil {
+			return err
+		}
+		s = ClusterStatus{}
+		return json.Unmarshal(a.body, &s)
+	})
 	return s, about("read status of the group", "", err)
 }
 
@@ -51,9 +78,10 @@ func (c *Client) AddLearner(ctx context.Context, id, url string) (m Member, err 
 }
 
 // Promote makes a learner a voter, once it has all that is committed; it waits for that as
-// long as the client has patience. One that votes is success.
+// long as the client has patience, and no longer than MaxPromote. One that votes is success.
 func (c *Client) Promote(ctx context.Context, id string) error {
-	return about("promote", id, c.change(ctx, PathPromote, Change{ID: id}, nil))
+	wait := min(c.opts.Patience, MaxPromote)
+	return about("promote", id, c.change(ctx, PathPromote, Change{ID: id, Wait: wait.Milliseconds()}, nil))
 }
 
 // Remove removes a member from the group. An absent one is fs.ErrNotExist.
@@ -88,7 +116,8 @@ func (c *Client) change(ctx context.Context, path string, body Change, out any) 
 		return err
 	}
 	c.findLeader(ctx)
-	a, err := c.do(ctx, request{http.MethodPost, path, data, changeTimeout})
+	timeout := changeTimeout + time.Duration(body.Wait)*time.Millisecond
+	a, err := c.do(ctx, request{http.MethodPost, path, data, timeout})
 	if err != nil || out == nil {
 		return err
 	}
@@ -102,8 +131,12 @@ func (c *Client) findLeader(ctx context.Context) {
 	c.mu.Lock()
 	known := c.mu.leader != ""
 	c.mu.Unlock()
+	if known {
+		return
+	}
+	a, err := c.ask(ctx, PathStatus)
 	var s OwnStatus
-	if known || c.anyone(ctx, PathStatus, &s) != nil {
+	if err != nil || json.Unmarshal(a.body, &s) != nil {
 		return
 	}
 	for _, m := range s.Members {
@@ -118,8 +151,39 @@ func (c *Client) findLeader(ctx context.Context) {
 // nextMember is how long a member may take before the next one is asked too.
 const nextMember = 200 * time.Millisecond
 
-// anyone reads what any member can tell, from the one that answers first.
-func (c *Client) anyone(ctx context.Context, path string, out any) error {
+// fairTry is how long members have to answer a client that has no patience at all.
+const fairTry = time.Second
+
+// anyone repeats a read that any member can answer until there is an answer. It takes no
+// longer than the client has patience, whatever the members do.
+func (c *Client) anyone(ctx context.Context, read func(ctx context.Context) error) error {
+	limit := max(c.opts.Patience, fairTry)
+	within, cancel := context.WithTimeoutCause(ctx, limit, fmt.Errorf("gave up after %s", limit))
+	defer cancel()
+	defer context.AfterFunc(c.life, cancel)()
+	retry := c.newRetry()
+	var last error // says more than that the time is over
+	for {
+		err := read(within)
+		switch {
+		case err == nil:
+			return nil
+		case within.Err() != nil && last != nil:
+			return fmt.Errorf("%w: %w", context.Cause(within), last)
+		case within.Err() != nil:
+			return err
+		}
+		last = err
+		if err := retry.again(within, err); err != nil {
+			return err
+		}
+	}
+}
+
+// ask asks all members for what any of them can tell, one after the other but without
+// waiting long, and returns the first answer of one that is in a group. One that is not
+// counts when all were asked. An error is a *failure unless ctx has ended.
+func (c *Client) ask(ctx context.Context, path string) (*answer, error) {
 	ctx, cancel := context.WithCancel(ctx)
 	defer context.AfterFunc(c.life, cancel)()
 	var wg sync.WaitGroup
@@ -134,27 +198,48 @@ func (c *Client) anyone(ctx context.Context, path string, out any) error {
 			answers <- outcomeOf[*answer]{a, err}
 		})
 	}
+	var alone *answer
 	var errs []error
 	tick := time.NewTicker(nextMember)
 	defer tick.Stop()
 	ask(urls[0])
-	for asked := 1; len(errs) < len(urls); {
+	for asked, answered := 1, 0; answered < len(urls); {
 		select {
 		case o := <-answers:
-			if o.err == nil {
-				return json.Unmarshal(o.value.body, out)
+			answered++
+			switch {
+			case o.err != nil:
+				errs = append(errs, o.err)
+			case o.value.header.Get(HeaderGroup) != "":
+				return o.value, nil
+			default:
+				alone = o.value
 			}
-			errs = append(errs, o.err)
 		case <-tick.C:
 		case <-ctx.Done():
-			return ctx.Err()
+			errs = append([]error{context.Cause(ctx)}, errs...)
+			asked, answered = len(urls), len(urls)
 		}
 		if asked < len(urls) {
 			ask(urls[asked])
 			asked++
 		}
 	}
-	return errors.Join(errs...)
+	if alone != nil {
+		return alone, nil
+	}
+	return nil, together(errs)
+}
+
+// together is the failure of all members that were asked. It is final if none of them would
+// say anything else another time.
+func together(errs []error) *failure {
+	f := &failure{err: errors.Join(errs...), harmless: true, final: true}
+	for _, err := range errs {
+		one, ok := errors.AsType[*failure](err)
+		f.final = f.final && ok && (one.final || one.stranger)
+	}
+	return f
 }
 
 type outcomeOf[T any] struct {

@@ -3,6 +3,7 @@ package cpwire
 import (
 	"bytes"
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -21,6 +22,7 @@ type failure struct {
 	harmless bool // this try has changed nothing
 	final    bool // another try would bring the same
 	follow   bool // another member is known to lead
+	stranger bool // one of the two does not accept the other's certificate
 }
 
 func (f *failure) Error() string { return f.err.Error() }
@@ -58,7 +60,7 @@ func (c *Client) exchange(ctx context.Context, at string, r request) (*answer, e
 		return nil, c.lost(ctx, at, err)
 	}
 	success := a.status == http.StatusOK || a.status == http.StatusNoContent
-	if err := c.belongs(a.header.Get(HeaderGroup), success); err != nil {
+	if err := c.belongs(a.header, success); err != nil {
 		return nil, &failure{err: err, final: true, harmless: !success}
 	}
 	if success {
@@ -70,7 +72,8 @@ func (c *Client) exchange(ctx context.Context, at string, r request) (*answer, e
 // lost judges a request that got no answer.
 func (c *Client) lost(ctx context.Context, at string, err error) *failure {
 	op, ok := errors.AsType[*net.OpError](err)
-	f := &failure{err: err, harmless: ok && op.Op == "dial"}
+	_, untrusted := errors.AsType[*tls.CertificateVerificationError](err)
+	f := &failure{err: err, harmless: ok && op.Op == "dial", stranger: untrusted || ok && op.Op == "remote error"}
 	switch {
 	case ctx.Err() != nil: // the caller has gone
 	case f.harmless || errors.Is(err, context.DeadlineExceeded):
@@ -113,19 +116,27 @@ func (c *Client) judge(at string, a *answer) *failure {
 	if err := json.Unmarshal(a.body, &f); err != nil || f.Error == nil {
 		return &failure{err: fmt.Errorf("%s answers %d %s", at, a.status, http.StatusText(a.status)), final: a.status < 500}
 	}
+	told := &toldError{f.Error}
 	switch f.Error.Code {
 	case CodeNotLeader:
 		leader := ""
 		if f.Leader != nil {
 			leader = f.Leader.URL
 		}
-		return &failure{err: f.Error, harmless: true, follow: c.follow(at, leader)}
+		return &failure{err: told, harmless: true, follow: c.follow(at, leader)}
 	case CodeUnavailable:
 		c.forget(at)
-		return &failure{err: f.Error, harmless: true}
+		return &failure{err: told, harmless: true}
 	case CodeUnknown, CodeInternal:
 		c.forget(at)
-		return &failure{err: f.Error}
+		return &failure{err: told}
 	}
-	return &failure{err: f.Error, harmless: true, final: true}
+	return &failure{err: told, harmless: true, final: true}
 }
+
+// toldError is an error of a member inside of one of the client, which says by itself what
+// was tried on what.
+type toldError struct{ told *Error }
+
+func (e *toldError) Error() string { return e.told.Message }
+func (e *toldError) Unwrap() error { return e.told }

@@ -41,6 +41,8 @@ const (
 const (
 	// MaxWait bounds how long a member keeps a request for a change waiting.
 	MaxWait = 30 * time.Second
+	// MaxPromote bounds how long a member waits for a learner to catch up.
+	MaxPromote = 10 * time.Minute
 	// MaxPage is how many tasks one answer lists at most.
 	MaxPage = 1000
 )

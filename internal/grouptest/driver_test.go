@@ -3,11 +3,8 @@
 package grouptest
 
 import (
-	"context"
 	"fmt"
-	"iter"
 	"math/rand/v2"
-	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -39,7 +36,7 @@ func TestFaultDriver(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		return ownStore{d, fmt.Sprint("c", n, "-")}
+		return checkpointtest.Within(d, fmt.Sprint("c", n, "-"))
 	}, &opts)
 	trouble.Wait()
 	g.eventually("all members level", level)
@@ -67,44 +64,4 @@ func (g *group) trouble(rng *rand.Rand, begun chan<- struct{}) {
 	close(begun)
 	pause(2*time.Second, nil)
 	end()
-}
-
-// ownStore is a part of a group's tasks, as if it were a store of its own.
-type ownStore struct {
-	checkpoint.Driver
-	prefix string
-}
-
-func (o ownStore) in(t checkpoint.TaskID) checkpoint.TaskID {
-	return checkpoint.TaskID{Job: o.prefix + t.Job, Task: t.Task}
-}
-
-func (o ownStore) Head(ctx context.Context, t checkpoint.TaskID) (*checkpoint.Entry, error) {
-	return o.Driver.Head(ctx, o.in(t))
-}
-
-func (o ownStore) Get(ctx context.Context, t checkpoint.TaskID, slot uint64) (*checkpoint.Entry, error) {
-	return o.Driver.Get(ctx, o.in(t), slot)
-}
-
-func (o ownStore) Append(ctx context.Context, t checkpoint.TaskID, e *checkpoint.Entry) error {
-	return o.Driver.Append(ctx, o.in(t), e)
-}
-
-func (o ownStore) Trim(ctx context.Context, t checkpoint.TaskID) error {
-	return o.Driver.Trim(ctx, o.in(t))
-}
-
-func (o ownStore) Tasks(ctx context.Context) iter.Seq2[checkpoint.TaskID, error] {
-	return func(yield func(checkpoint.TaskID, error) bool) {
-		for t, err := range o.Driver.Tasks(ctx) {
-			job, mine := strings.CutPrefix(t.Job, o.prefix)
-			if err == nil && !mine {
-				continue
-			}
-			if !yield(checkpoint.TaskID{Job: job, Task: t.Task}, err) {
-				return
-			}
-		}
-	}
 }
