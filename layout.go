@@ -66,6 +66,37 @@ type RepoInfo struct {
 	ID      string    `json:"id"`
 	Format  int       `json:"format"`
 	Created time.Time `json:"created"`
+	// ExpireUnsealed says that the store removes blobs by itself that no checkpoint came
+	// to name in time (P7); without it only the sweep does.
+	ExpireUnsealed bool `json:"expire_unsealed,omitempty"`
+	// NoFencing says that the store does not keep two owners of a task apart, and that
+	// the repository was made nevertheless.
+	NoFencing bool `json:"no_fencing,omitempty"`
+}
+
+// InitOptions adjusts Init. The zero value and nil are valid.
+type InitOptions struct {
+	// ExpireUnsealed makes the store remove what is uploaded and not sealed in time
+	// (P7). A store that cannot is ErrUnsupported; if only the permission is missing, the
+	// repository goes without and Warn is told.
+	ExpireUnsealed bool
+	// UnsafeNoFencing accepts a store that does not keep two owners of a task apart: then
+	// the caller has to, or they overwrite each other's checkpoints.
+	UnsafeNoFencing bool
+	// Warn is told of what is not as it should be, when the repository is made all the
+	// same.
+	Warn func(text string)
+}
+
+func (o *InitOptions) withDefaults() InitOptions {
+	var v InitOptions
+	if o != nil {
+		v = *o
+	}
+	if v.Warn == nil {
+		v.Warn = func(string) {}
+	}
+	return v
 }
 
 // ReadInfo reads which repository lies in blobs: ErrNotFound if none does,
@@ -91,14 +122,12 @@ func ReadInfo(ctx context.Context, blobs *blob.Store) (RepoInfo, error) {
 
 // Init makes a repository in blobs after it has probed that the store gives what the
 // commit protocol needs. It fails with fs.ErrExist if there is one already.
-func Init(ctx context.Context, blobs *blob.Store) (RepoInfo, error) {
-	if err := mustBeEmpty(ctx, blobs); err != nil {
-		return RepoInfo{}, wrap("init", blobs.String(), err)
-	}
-	if err := blobs.Probe(ctx); err != nil {
-		return RepoInfo{}, wrap("init", blobs.String(), err)
-	}
+func Init(ctx context.Context, blobs *blob.Store, opts *InitOptions) (RepoInfo, error) {
+	o := opts.withDefaults()
 	info := RepoInfo{ID: randomHex(16), Format: repoFormat, Created: time.Now().UTC().Truncate(time.Second)}
+	if err := info.prepare(ctx, blobs, &o); err != nil {
+		return RepoInfo{}, wrap("init", blobs.String(), err)
+	}
 	payload, err := json.Marshal(info)
 	if err != nil {
 		return RepoInfo{}, wrap("init", blobs.String(), err)
@@ -114,13 +143,35 @@ func Init(ctx context.Context, blobs *blob.Store) (RepoInfo, error) {
 	return info, wrap("init", blobs.String(), err)
 }
 
+// prepare makes the store ready and notes what of it concerns later owners.
+func (r *RepoInfo) prepare(ctx context.Context, blobs *blob.Store, o *InitOptions) error {
+	if err := mustBeEmpty(ctx, blobs); err != nil {
+		return err
+	}
+	err := blobs.Probe(ctx)
+	if o.UnsafeNoFencing && errors.Is(err, blob.ErrUnfenced) {
+		o.Warn(err.Error())
+		r.NoFencing, err = true, nil
+	}
+	if err != nil || !o.ExpireUnsealed {
+		return err
+	}
+	err = blobs.InstallExpiry(ctx, unsealedTTL)
+	if errors.Is(err, fs.ErrPermission) {
+		o.Warn(fmt.Sprintf("unsealed blobs are left to the sweep: %v", err))
+		return nil
+	}
+	r.ExpireUnsealed = err == nil
+	return err
+}
+
 // Ensure returns the repository in blobs, and makes it if there is none.
 func Ensure(ctx context.Context, blobs *blob.Store) (info RepoInfo, created bool, err error) {
 	info, err = ReadInfo(ctx, blobs)
 	if !errors.Is(err, ErrNotFound) {
 		return info, false, err
 	}
-	info, err = Init(ctx, blobs)
+	info, err = Init(ctx, blobs, nil)
 	if errors.Is(err, fs.ErrExist) { // somebody else was quicker
 		info, err = ReadInfo(ctx, blobs)
 		return info, false, err

@@ -32,7 +32,7 @@ func newLeaky(t *testing.T) *leaky {
 	f := blobtest.NewFaults(d, nil)
 	blobs := blob.New(f, &blob.Options{Retry: blob.Retry{First: quick, Max: quick}})
 	t.Cleanup(func() { must(t, blobs.Close()) })
-	info := value(Init(t.Context(), blobs))(t)
+	info := value(Init(t.Context(), blobs, nil))(t)
 	cps := checkpoint.New(blobcp.New(blobs, info.ID), &checkpoint.Options{FirstDelay: quick, MaxDelay: quick})
 	l := &leaky{t: t, dir: t.TempDir(), faults: f}
 	l.task = value(Open(t.Context(), kvTask, blobs, cps, &Options{PackSize: minPackSize, CacheDir: t.TempDir()}))(t)

@@ -50,7 +50,7 @@ func (s *Store) probeNow(ctx context.Context) (time.Time, error) {
 // Probe checks with throw-away objects that the store keeps the promises that the commit
 // protocol stands on: create-if-absent on a single put, reading and listing what was
 // just written, in order and from a start, and deleting. A store that does not is
-// ErrUnsupported.
+// ErrUnsupported; it is ErrUnfenced if nothing but create-if-absent is missing.
 func (s *Store) Probe(ctx context.Context) (err error) {
 	base := probePrefix + rand.Text()
 	a, b := base+"-a", base+"/b"
@@ -62,22 +62,34 @@ func (s *Store) Probe(ctx context.Context) (err error) {
 			return err
 		}
 	}
-	// Only an answer that breaks a promise speaks against the store; a fault says nothing.
-	err = s.Put(ctx, a, Bytes([]byte("other")), PutOptions{IfAbsent: true})
-	if err == nil {
-		return fmt.Errorf("%w: a second create-if-absent of one key succeeded", ErrUnsupported)
+	unfenced := s.probeFence(ctx, a)
+	if unfenced != nil && !errors.Is(unfenced, ErrUnfenced) {
+		return unfenced
 	}
-	if !errors.Is(err, fs.ErrExist) {
+	if err := s.probeList(ctx, base, a, b); err != nil {
 		return err
 	}
-	got, err := s.ReadAll(ctx, a, 0, -1)
-	if errors.Is(err, fs.ErrNotExist) || err == nil && string(got) != a {
-		return fmt.Errorf("%w: reading what was just written gave %q, %v", ErrUnsupported, got, err)
-	}
-	if err != nil {
+	return unfenced
+}
+
+// probeFence creates a key that is there and looks at what that did. Only an answer that
+// breaks a promise speaks against the store; a fault says nothing.
+func (s *Store) probeFence(ctx context.Context, key string) error {
+	const other = "other"
+	err := s.Put(ctx, key, Bytes([]byte(other)), PutOptions{IfAbsent: true})
+	if err != nil && !errors.Is(err, fs.ErrExist) {
 		return err
 	}
-	return s.probeList(ctx, base, a, b)
+	got, rerr := s.ReadAll(ctx, key, 0, -1)
+	switch {
+	case rerr != nil && !errors.Is(rerr, fs.ErrNotExist):
+		return rerr
+	case rerr != nil || string(got) != key && string(got) != other:
+		return fmt.Errorf("%w: reading what was just written gave %q, %v", ErrUnsupported, got, rerr)
+	case err == nil || string(got) == other:
+		return fmt.Errorf("%w: a second create-if-absent of one key succeeded", ErrUnfenced)
+	}
+	return nil
 }
 
 func (s *Store) probeList(ctx context.Context, base, a, b string) error {
@@ -105,6 +117,25 @@ func (s *Store) wantList(ctx context.Context, prefix, after string, want ...stri
 		return fmt.Errorf("%w: a list after %q gave %q, want %q", ErrUnsupported, after, got, want)
 	}
 	return nil
+}
+
+// Expires tells whether the store can expire objects by a rule that InstallExpiry makes.
+func (s *Store) Expires() bool {
+	_, ok := s.driver.(Expirer)
+	return ok
+}
+
+// InstallExpiry makes the store remove what is put with this TTL and not made permanent
+// in time; see Expirer. Stores that cannot are ErrUnsupported.
+func (s *Store) InstallExpiry(ctx context.Context, ttl time.Duration) error {
+	d, ok := s.driver.(Expirer)
+	if !ok {
+		return wrap("install expiry", "", fmt.Errorf("%w: %s does not expire objects", ErrUnsupported, s))
+	}
+	err := s.retry(ctx, "install expiry", "", func(ctx context.Context) error {
+		return s.call(ctx, func(w *watch) error { return d.InstallExpiry(w.ctx, ttl) })
+	})
+	return wrap("install expiry", "", err)
 }
 
 // SweepTemp removes temporary files that killed writers left behind, where a store can

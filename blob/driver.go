@@ -19,6 +19,9 @@ var (
 	ErrCorrupt = sentinel.Corrupt
 	// ErrUnsupported says that the store lacks an optional ability.
 	ErrUnsupported = sentinel.Unsupported
+	// ErrUnfenced says that create-if-absent keeps nobody out, so that two writers can
+	// overwrite each other. It is ErrUnsupported too.
+	ErrUnfenced = fmt.Errorf("%w: the store does not keep writers apart", sentinel.Unsupported)
 	// ErrClosed says that the Store was closed.
 	ErrClosed = sentinel.Closed
 	// ErrNoEffect says that a failed Put has certainly stored nothing: the disk was full,
@@ -91,6 +94,15 @@ type DeletedReader interface {
 type TempSweeper interface {
 	// SweepTemp removes temporary files that no living writer owns and tells how many.
 	SweepTemp(ctx context.Context) (int, error)
+}
+
+// Expirer is implemented by drivers of stores that can remove by themselves what was put
+// with a TTL and not made permanent in time. Without it a TTL has no effect.
+type Expirer interface {
+	// InstallExpiry makes the store do so with objects that are put with ttl, and leaves
+	// alone whatever else it is told to do. It fails with ErrUnsupported when the store
+	// cannot, and with fs.ErrPermission when the caller may not have it so.
+	InstallExpiry(ctx context.Context, ttl time.Duration) error
 }
 
 // PutOptions are the conditions of a Put; the zero value replaces and never expires.

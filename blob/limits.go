@@ -10,7 +10,7 @@ import (
 // limits are shared by all callers of a Store. Bytes are reserved before a request, and
 // each reservation is taken whole, so nobody who holds one half waits for the other.
 type limits struct {
-	requests *semaphore.Weighted
+	requests *gate
 	bytes    *semaphore.Weighted
 	maxBytes int64
 	rate     *rate.Limiter // nil: unlimited
@@ -18,7 +18,7 @@ type limits struct {
 
 func newLimits(o Options) *limits {
 	l := &limits{
-		requests: semaphore.NewWeighted(int64(o.MaxRequests)),
+		requests: newGate(o),
 		bytes:    semaphore.NewWeighted(o.MaxBytes),
 		maxBytes: o.MaxBytes,
 	}

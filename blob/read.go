@@ -110,6 +110,7 @@ func (r *reader) open(ctx context.Context) error {
 	defer sl.free()
 	w := r.store.watch(ctx)
 	body, err := r.opener(w.ctx, r.key, r.offset, r.left)
+	sl.answered(err)
 	if err != nil {
 		err = w.result(err)
 		w.end()

@@ -69,7 +69,7 @@ type watch struct {
 
 func (s *Store) watch(ctx context.Context) *watch {
 	w := &watch{timeout: s.opts.TryTimeout}
-	w.ctx, w.cancel = context.WithCancelCause(ctx)
+	w.ctx, w.cancel = context.WithCancelCause(context.WithValue(ctx, watchKey{}, w))
 	if w.timeout > 0 {
 		w.timer = time.AfterFunc(w.timeout, func() { w.cancel(errStalled) })
 	}
@@ -86,6 +86,18 @@ func (w *watch) progress() {
 func (w *watch) stand() {
 	if w.timer != nil {
 		w.timer.Stop()
+	}
+}
+
+// watchKey finds the watch of a try in its context.
+type watchKey struct{}
+
+// Moved tells that bytes have moved, or a step was done, in the driver call that got ctx.
+// A driver that sends a body later than it reads it calls this, so that a slow
+// connection is not taken for a dead one. Without a Store it does nothing.
+func Moved(ctx context.Context) {
+	if w, ok := ctx.Value(watchKey{}).(*watch); ok && ctx.Err() == nil {
+		w.progress()
 	}
 }
 
@@ -106,20 +118,24 @@ func (w *watch) end() {
 type slot struct {
 	limits *limits
 	held   bool
+	stamp  int
 }
 
-func (s *slot) take(ctx context.Context) error {
-	err := s.limits.requests.Acquire(ctx, 1)
+func (s *slot) take(ctx context.Context) (err error) {
+	s.stamp, err = s.limits.requests.enter(ctx)
 	s.held = err == nil
 	return err
 }
+
+// answered lets the limit learn how the request ended.
+func (s *slot) answered(err error) { s.limits.requests.outcome(s.stamp, err) }
 
 // free gives the place back; doing so twice does nothing, as a caller's code may end
 // its goroutine while the place is lent out.
 func (s *slot) free() {
 	if s.held {
 		s.held = false
-		s.limits.requests.Release(1)
+		s.limits.requests.leave()
 	}
 }
 
@@ -132,5 +148,7 @@ func (s *Store) call(ctx context.Context, f func(w *watch) error) error {
 	defer sl.free()
 	w := s.watch(ctx)
 	defer w.end()
-	return w.result(f(w))
+	err := f(w)
+	sl.answered(err)
+	return w.result(err)
 }

@@ -132,6 +132,7 @@ func (l *lister) try(ctx context.Context) error {
 
 	for info, err := range l.store.driver.List(w.ctx, l.prefix, l.last) {
 		if err != nil {
+			sl.answered(err)
 			return w.result(err)
 		}
 		if info.Key <= l.last || !strings.HasPrefix(info.Key, l.prefix) {
@@ -142,6 +143,7 @@ func (l *lister) try(ctx context.Context) error {
 			return err
 		}
 	}
+	sl.answered(nil)
 	return nil
 }
 
