@@ -46,11 +46,12 @@ NAME ends at the first "=" if what stands before it is a valid name: write ./a=b
 path with an equals sign. A path that is a symbolic link is followed; links below it are
 stored as links.
 
-KIND is auto, dir, sqlite, bolt, badger, pebble or rocksdb; auto looks what is there and
-says so. An SQLite database is read in a transaction while its owner writes. The others are
-locked while they are read, and refused if another process has them open: that one must end,
-or stand still by --freeze-cmd and --thaw-cmd with kind=dir, or make a checkpoint that
---from-checkpoint-dir names. kind=dir takes files as they are, and their writers should stand
+KIND is auto, dir, sqlite, bolt, badger, pebble, pebble-hot or rocksdb; auto looks what is
+there and says so. An SQLite database is read in a transaction while its owner writes. The
+others are locked while they are read, and refused if another process has them open: that one
+must end, or stand still by --freeze-cmd and --thaw-cmd with kind=dir, or make a checkpoint
+that --from-checkpoint-dir names. pebble-hot copies a Pebble database that is open elsewhere
+as a crash of its owner would leave it: all that was synced. kind=dir takes files as they are, and their writers should stand
 still: a file that changes while it is read is read again, and the report says with
 "consistent" whether nothing moved meanwhile.
 

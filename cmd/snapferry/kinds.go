@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"syscall"
 	"time"
 
 	"go.etcd.io/bbolt"
@@ -20,6 +21,7 @@ import (
 
 	"github.com/snapferry/snapferry/source"
 	"github.com/snapferry/snapferry/source/boltsrc"
+	"github.com/snapferry/snapferry/source/hotsrc"
 	"github.com/snapferry/snapferry/source/sqlitesrc"
 )
 
@@ -31,10 +33,11 @@ const (
 	kindBolt    = "bolt"
 	kindBadger  = "badger"
 	kindPebble  = "pebble"
+	kindHot     = "pebble-hot"
 	kindRocksDB = "rocksdb"
 )
 
-var kinds = []string{kindAuto, kindDir, kindSQLite, kindBolt, kindBadger, kindPebble, kindRocksDB}
+var kinds = []string{kindAuto, kindDir, kindSQLite, kindBolt, kindBadger, kindPebble, kindHot, kindRocksDB}
 
 // kindNames says what a kind is, in a sentence.
 var kindNames = map[string]string{
@@ -43,6 +46,7 @@ var kindNames = map[string]string{
 	kindBolt:    "a bbolt database",
 	kindBadger:  "a Badger database",
 	kindPebble:  "a Pebble database",
+	kindHot:     "a Pebble database",
 	kindRocksDB: "a RocksDB database",
 }
 
@@ -52,6 +56,7 @@ var howFrozen = map[string]string{
 	kindBolt:    "at rest, and locked for writers until it is read",
 	kindBadger:  "at rest, and locked until it is read",
 	kindPebble:  "at rest, and locked until it is read",
+	kindHot:     "copied as a crash of its owner would leave it: without what was written with NoSync and lies in its memory",
 	kindRocksDB: "at rest, and locked until it is read",
 }
 
@@ -152,7 +157,7 @@ func (r rule) recognise() (rule, error) {
 	switch {
 	case r.kind == kindAuto:
 		r.kind = found
-	case r.kind == found, r.kind == kindSQLite && isEmpty(r.path):
+	case r.kind == found, r.kind == kindSQLite && isEmpty(r.path), r.kind == kindHot && found == kindPebble:
 	case found == kindDir:
 		return r, usagef("%s is not %s: it has nothing of one, or is encrypted; kind=dir backs up plain files at rest", r.path, kindNames[r.kind])
 	default:
@@ -170,7 +175,7 @@ func isEmpty(path string) bool {
 // standsAlone tells whether the image of the rule's store is what was there at the
 // freeze, whatever happens to the store later. Files of other kinds are read in place.
 func (r rule) standsAlone() bool {
-	return r.checkpointDir != "" || r.kind == kindSQLite || r.kind == kindBolt
+	return r.checkpointDir != "" || r.kind == kindSQLite || r.kind == kindBolt || r.kind == kindHot
 }
 
 // source returns what freezes the rule's store.
@@ -182,6 +187,8 @@ func (r rule) source(exclude []string) source.Source {
 		return newShared(sqlitesrc.New(r.path, nil))
 	case r.kind == kindBolt:
 		return newShared(boltFile(r.path))
+	case r.kind == kindHot:
+		return newShared(hotsrc.Pebble(r.path, nil))
 	}
 	plain := source.Dir(r.path, &source.DirOptions{Exclude: exclude})
 	if lock := locks[r.kind]; lock != nil {
@@ -195,8 +202,11 @@ var errHeld = errors.New("another process has it open")
 
 func (r rule) held() error {
 	itself := "make a checkpoint and name that with --from-checkpoint-dir"
-	if r.kind == kindBolt {
+	switch r.kind {
+	case kindBolt:
 		itself = "copy itself with Tx.CopyFile and back up the copy"
+	case kindPebble:
+		itself += ", or take what it has synced with kind=" + kindHot
 	}
 	return fmt.Errorf("%s is %s and %w: it cannot be frozen from outside; stop that process, or let it stand still with --freeze-cmd and --thaw-cmd and back up with kind=dir, or have it %s", r.path, kindNames[r.kind], errHeld, itself)
 }
@@ -341,8 +351,18 @@ func copyLink(path, target string) error {
 	return os.Symlink(leads, target)
 }
 
+// errLiveLog is a log that the checkpoint shares with the live store.
+var errLiveLog = errors.New("is a link of a log that the store may still write or recycle; make the checkpoint so that it flushes first (RocksDB: log_size_for_flush 0)")
+
 func linkOrCopy(path, target string) error {
 	if !isTable(path) {
+		info, err := os.Lstat(path)
+		if err != nil {
+			return err
+		}
+		if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 && filepath.Ext(path) == ".log" {
+			return fmt.Errorf("%s %w", path, errLiveLog)
+		}
 		return copyFile(path, target)
 	}
 	err := os.Link(path, target)
