@@ -28,7 +28,7 @@ want = command -v $(1) >/dev/null || PATH=$$PATH:/usr/sbin:/sbin command -v $(1)
   { [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null && apt-get update -qq && apt-get install -y -qq --no-install-recommends $(2) >/dev/null; } || \
   echo "$(1) is missing: the tests that use it are skipped"
 
-.PHONY: help build test test-all portable race chaos fuzz bench bench-raft check clean
+.PHONY: help build test test-all servers portable race chaos fuzz bench bench-raft test-rocksdb check clean
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "%-10s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -36,12 +36,20 @@ help: ## this list
 build: ## the command, in bin/snapferry
 	$(GO) build -trimpath -o bin/snapferry ./cmd/snapferry
 
-test: ## all tests, in their ordinary length
+test: servers ## all tests, in their ordinary length
 	@$(call want,mkfs.xfs,xfsprogs)
 	$(call want,mkfs.btrfs,btrfs-progs)
 	$(call limit,870) $(GO) test -timeout 8m $(PKG)
 
-test-all: portable ## all tests again, uncached and longer (SNAPFERRY_LONG=1), and builds for other platforms
+# Tests build what they lack of these too; a build before them does not count as their time.
+servers: ## the real object stores that tests start, built into the cache of Go
+	@for server in versitygw/versitygw toxiproxy/server $(SERVERS); do
+	  (cd "internal/blobservers/$${server%/*}" && GOFLAGS=-mod=readonly $(call limit,900) $(GO) tool -n "$${server#*/}" >/dev/null)
+	done
+
+test-all: SERVERS := fakegcs/fake-gcs-server seaweedfs/weed
+test-all: portable servers ## all tests again, uncached and longer (SNAPFERRY_LONG=1), and builds for other platforms
+	@$(call want,npm,nodejs npm)
 	SNAPFERRY_LONG=1 $(call limit,1020) $(GO) test -count=1 -timeout 16m $(PKG)
 
 # The engine runs on Linux; what is free of files must build everywhere.
@@ -53,6 +61,10 @@ portable:
 	    GOOS=$${target%/*} GOARCH=$${target#*/} $(GO) build -o /dev/null "./$$dir"
 	  done
 	done
+
+test-rocksdb: ## RocksDB's checkpoint with recycled logs, against Debian's library
+	@[ -e /usr/include/rocksdb/c.h ] || { apt-get update -qq && apt-get install -y -qq --no-install-recommends librocksdb-dev gcc g++ libc6-dev; }
+	CGO_ENABLED=1 $(call limit,300) $(GO) test -tags rocksdb -count=1 -timeout 4m -run TestRocksDB .
 
 race: ## the concurrent packages under the race detector, in their short form
 	$(call need,gcc,gcc libc6-dev)

@@ -7,8 +7,10 @@ import (
 	"io"
 	"io/fs"
 	"math/rand/v2"
+	"os"
 	"slices"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
@@ -18,8 +20,24 @@ import (
 // Options tune Run and Benchmark; nil means the defaults. They choose sizes, never what
 // has to hold.
 type Options struct {
-	// Large is the size of the largest object; default 9 MiB and some bytes.
+	// Large is the size of the largest object; default 9 MiB and some bytes. A driver
+	// that cuts bodies chooses more than two parts.
 	Large int64
+	// Many is the number of keys of the long listing, more than a page of the store; the
+	// default is 1,203 in short tests, 10,000 with SNAPFERRY_LONG, and 2,203 otherwise.
+	Many int
+}
+
+func (o *Options) many() int {
+	switch {
+	case o != nil && o.Many > 0:
+		return o.Many
+	case testing.Short():
+		return 1203
+	case os.Getenv("SNAPFERRY_LONG") != "":
+		return 10_000
+	}
+	return 2203
 }
 
 func (o *Options) large() int64 {
@@ -40,6 +58,7 @@ func Run(t *testing.T, newDriver func(t *testing.T) blob.Driver, opts *Options) 
 		{"OddKeys", testOddKeys},
 		{"InvalidKeys", testInvalidKeys},
 		{"Large", testLarge},
+		{"Sizes", testSizes},
 		{"Range", testRange},
 		{"Absent", testAbsent},
 		{"PathPrefix", testPathPrefix},
@@ -53,6 +72,7 @@ func Run(t *testing.T, newDriver func(t *testing.T) blob.Driver, opts *Options) 
 		{"ListModel", testListModel},
 		{"ListMany", testListMany},
 		{"ListWhileChanging", testListWhileChanging},
+		{"Bulk", testBulk},
 		{"Delete", testDelete},
 		{"DeleteRace", testDeleteRace},
 		{"RemoveTTL", testRemoveTTL},
@@ -63,8 +83,11 @@ func Run(t *testing.T, newDriver func(t *testing.T) blob.Driver, opts *Options) 
 	}
 	for _, test := range tests {
 		t.Run(test.name, func(t *testing.T) {
-			h := &harness{driver: newDriver(t), large: opts.large()}
-			h.Store = blob.New(h.driver, nil)
+			h := &harness{driver: newDriver(t), large: opts.large(), many: opts.many()}
+			h.Store = blob.New(h.driver, &blob.Options{
+				Retry:   blob.Retry{Total: 20 * time.Second}, // what fails for good must not seem to hang
+				OnRetry: func(op, key string, err error, _ time.Duration) { t.Logf("%s %.80q again: %v", op, key, err) },
+			})
 			t.Cleanup(func() {
 				if err := h.Close(); err != nil {
 					t.Errorf("close: %v", err)
@@ -80,6 +103,7 @@ type harness struct {
 	*blob.Store
 	driver blob.Driver
 	large  int64
+	many   int
 }
 
 func (h *harness) put(t *testing.T, key, value string) {

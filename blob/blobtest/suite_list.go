@@ -1,12 +1,15 @@
 package blobtest
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"math/rand/v2"
 	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"github.com/snapferry/snapferry/blob"
 )
@@ -19,6 +22,9 @@ func oddKeys() []string {
 		long, long + "a", long + "/x", strings.Repeat("m", 240), strings.Repeat("m", 241), strings.Repeat("n", 255),
 		strings.Repeat("o", 256), strings.Repeat("é", 200), "s/" + strings.Repeat(".", 700), strings.Repeat("%", 900),
 		strings.Repeat("d/", 449) + "dd", "t/job/task/log/0000000000000001",
+		"\"quoted\" 'single'", "a&b", "&amp;", "<key>", "]]>", "a+b", "a b+c%20d", "?x=1&y=2#z", "p;q,r", "$!@^`{}[]()", "back\\slash",
+		"\\", "http:", "x..", "y../z.", "0", "00", ".0", "..0/0", "cr\r\nlf", " space", "a/ b /c ", "=", "'", "nfc-\u00f1", "nfd-n\u0303",
+		"\ufeffbom", "\u2028", "\u0085", "\ufffd", "\uffff", "\ue000", "\U0001f469\u200d\U0001f467", "\U0010ffff",
 	}
 }
 
@@ -158,25 +164,63 @@ func clashes(model map[string]blob.Info, key string) bool {
 	return false
 }
 
-// More objects than any store gives in one page.
-func testListMany(t *testing.T, h *harness) {
-	const n = 1203
+// putMany puts n empty objects, from several goroutines, and gives their keys in order.
+func (h *harness) putMany(t *testing.T, prefix string, n int, opts blob.PutOptions) []string {
+	t.Helper()
 	var keys []string
 	for i := range n {
-		keys = append(keys, fmt.Sprintf("m/%d/%04d", i/500, i))
+		keys = append(keys, fmt.Sprintf("%s/%02d/%05d", prefix, i/500, i))
 	}
 	var wg sync.WaitGroup
 	for part := range slices.Chunk(keys, n/8+1) {
 		wg.Go(func() {
 			for _, k := range part {
-				h.put(t, k, "")
+				if err := h.Put(t.Context(), k, blob.Bytes(nil), opts); err != nil {
+					t.Error(err)
+					return
+				}
 			}
 		})
 	}
 	wg.Wait()
+	return keys
+}
+
+// More objects than any store gives in one page, from any start, and with any prefix.
+func testListMany(t *testing.T, h *harness) {
+	keys := h.putMany(t, "m", h.many, blob.PutOptions{})
+	n := len(keys)
 	h.wantList(t, "m/", "", keys...)
-	h.wantList(t, "", "m/1/0700", keys[701:]...)
-	if err := h.Delete(t.Context(), keys); err != nil {
+	for _, at := range []int{0, 498, 499, 500, 999, 1000, 1001, n - 2, n - 1} {
+		h.wantList(t, "", keys[at], keys[at+1:]...)
+		h.wantList(t, "m/", keys[at]+"-", keys[at+1:]...)
+		h.wantList(t, "m/", keys[at][:len(keys[at])-1], keys[at-at%10:]...)
+	}
+	h.wantList(t, "m/01", "", keys[500:1000]...)
+	h.wantList(t, "m/01/", keys[777], keys[778:1000]...)
+	h.wantList(t, "m/02/010", "", keys[1000:1100]...)
+	h.wantList(t, "m/02", keys[10], keys[1000:min(1500, n)]...)
+	h.wantList(t, "m/01", keys[1000])
+}
+
+// Sealing and deleting take any number of keys, with absent ones among them (P5d, I9).
+func testBulk(t *testing.T, h *harness) {
+	keys := h.putMany(t, "bulk", 1103, blob.PutOptions{TTL: 72 * time.Hour})
+	if err := h.RemoveTTL(t.Context(), keys); err != nil {
+		t.Fatal(err)
+	}
+	with := slices.Concat([]string{"bulk/no"}, keys, []string{"nor/this"})
+	err := h.RemoveTTL(t.Context(), with)
+	d, ok := errors.AsType[*blob.DeleteError](err)
+	if !ok || !errors.Is(err, fs.ErrNotExist) || len(d.Errors) != 2 {
+		t.Errorf("sealing with two absent keys: %v", err)
+	}
+	h.wantList(t, "", "", keys...)
+	if err := h.Delete(t.Context(), slices.Concat(with[:1000], with[1001:])); err != nil {
+		t.Fatal(err)
+	}
+	h.wantList(t, "", "", with[1000])
+	if err := h.Delete(t.Context(), with); err != nil {
 		t.Fatal(err)
 	}
 	h.wantList(t, "", "")
