@@ -69,18 +69,6 @@ func TestVerdict(t *testing.T) {
 	}
 }
 
-func TestMedian(t *testing.T) {
-	cases := []struct {
-		in   []time.Duration
-		want time.Duration
-	}{{nil, 0}, {[]time.Duration{7}, 7}, {[]time.Duration{9, 1, 5}, 5}, {[]time.Duration{4, 2, 100, 0}, 3}}
-	for _, c := range cases {
-		if got := median(c.in); got != c.want {
-			t.Errorf("median(%v) = %v, want %v", c.in, got, c.want)
-		}
-	}
-}
-
 // TestTree: trees are the same for the same numbers, a replaced file is another one,
 // and same sees both.
 func TestTree(t *testing.T) {

@@ -24,6 +24,8 @@ import (
 	"slices"
 	"strings"
 	"syscall"
+
+	"github.com/snapferry/snapferry/internal/machine"
 )
 
 func main() {
@@ -104,7 +106,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (met bool
 	if err != nil {
 		return false, err
 	}
-	rep := newReport(c, describe(ctx, work), results)
+	rep := newReport(c, machine.Describe(ctx, work), results)
 	if c.json {
 		enc := json.NewEncoder(stdout)
 		enc.SetIndent("", "  ")

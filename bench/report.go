@@ -3,27 +3,13 @@
 package main
 
 import (
-	"context"
 	"fmt"
 	"io"
-	"os/exec"
-	"runtime"
-	"slices"
-	"strings"
 	"text/tabwriter"
 	"time"
 
-	"golang.org/x/sys/unix"
+	"github.com/snapferry/snapferry/internal/machine"
 )
-
-// machine says where numbers come from.
-type machine struct {
-	CPUs       int    `json:"cpus"`
-	Kernel     string `json:"kernel"`
-	Go         string `json:"go"`
-	FileSystem string `json:"file_system"`
-	Commit     string `json:"commit"`
-}
 
 // line is one row of the report. Times are medians, the peak is the greatest.
 type line struct {
@@ -41,15 +27,15 @@ type line struct {
 
 // report is all that this program prints.
 type report struct {
-	Machine     machine `json:"machine"`
-	Scale       float64 `json:"scale"`
-	Runs        int     `json:"runs"`
-	MemoryLimit int64   `json:"max_peak_bytes"`
-	Rows        []line  `json:"rows"`
-	Met         bool    `json:"met"`
+	Machine     machine.Info `json:"machine"`
+	Scale       float64      `json:"scale"`
+	Runs        int          `json:"runs"`
+	MemoryLimit int64        `json:"max_peak_bytes"`
+	Rows        []line       `json:"rows"`
+	Met         bool         `json:"met"`
 }
 
-func newReport(c *config, m machine, results []result) *report {
+func newReport(c *config, m machine.Info, results []result) *report {
 	rep := &report{Machine: m, Scale: c.scale, Runs: c.runs, MemoryLimit: memoryLimit, Met: true}
 	for _, r := range results {
 		l := newLine(r)
@@ -69,7 +55,7 @@ func newLine(r result) line {
 		}
 		l.PeakBytes = max(l.PeakBytes, s.Ours.PeakBytes)
 	}
-	l.Ours, l.Reference = median(ours), median(reference)
+	l.Ours, l.Reference = machine.Median(ours), machine.Median(reference)
 	if l.Reference > 0 {
 		l.Ratio = float64(l.Ours) / float64(l.Reference)
 	}
@@ -78,19 +64,8 @@ func newLine(r result) line {
 	return l
 }
 
-// median is the middle one, or the mean of the two in the middle.
-func median(d []time.Duration) time.Duration {
-	if len(d) == 0 {
-		return 0
-	}
-	d = slices.Sorted(slices.Values(d))
-	return (d[(len(d)-1)/2] + d[len(d)/2]) / 2
-}
-
 func (rep *report) table(w io.Writer) error {
-	m := rep.Machine
-	fmt.Fprintf(w, "%d CPUs, Linux %s, %s, %s, commit %s; median of %d, page cache warm\n\n",
-		m.CPUs, m.Kernel, m.Go, m.FileSystem, m.Commit, rep.Runs)
+	fmt.Fprintf(w, "%v; median of %d, page cache warm\n\n", rep.Machine, rep.Runs)
 	tw := tabwriter.NewWriter(w, 0, 8, 2, ' ', 0)
 	fmt.Fprintln(tw, "row\twork\tours\treference\tratio\tlimit\tpeak memory\t")
 	for _, l := range rep.Rows {
@@ -130,32 +105,4 @@ func verdict(met bool) string {
 		return "pass"
 	}
 	return "FAIL"
-}
-
-// describe finds out where this run takes place; what cannot be had is "unknown".
-func describe(ctx context.Context, dir string) machine {
-	m := machine{CPUs: runtime.NumCPU(), Go: runtime.Version(), Kernel: "unknown", Commit: "unknown", FileSystem: "unknown"}
-	var u unix.Utsname
-	if unix.Uname(&u) == nil {
-		m.Kernel = unix.ByteSliceToString(u.Release[:])
-	}
-	var s unix.Statfs_t
-	if unix.Statfs(dir, &s) == nil {
-		m.FileSystem = fileSystem(int64(s.Type))
-	}
-	if out, err := exec.CommandContext(ctx, "git", "describe", "--always", "--dirty").Output(); err == nil {
-		m.Commit = strings.TrimSpace(string(out))
-	}
-	return m
-}
-
-func fileSystem(magic int64) string {
-	names := map[int64]string{
-		unix.EXT4_SUPER_MAGIC: "ext4", unix.XFS_SUPER_MAGIC: "xfs", unix.BTRFS_SUPER_MAGIC: "btrfs",
-		unix.TMPFS_MAGIC: "tmpfs", unix.OVERLAYFS_SUPER_MAGIC: "overlayfs",
-	}
-	if name, ok := names[magic]; ok {
-		return name
-	}
-	return fmt.Sprintf("file system %#x", magic)
 }

@@ -59,7 +59,7 @@ func (h host) Record(ctx context.Context, id protocol.ID, meta protocol.Meta) er
 	var refusal *protocol.Refusal
 	err := h.n.onLoop(ctx, func() (err error) {
 		n := h.n
-		refusal, err = n.member.record(id, meta, n.applier.applied.Load(), n.holdersOf(meta))
+		refusal, err = n.member.record(id, meta, n.applier.applied.Load())
 		n.publish()
 		return n.fatal(err)
 	})
@@ -67,16 +67,6 @@ func (h host) Record(ctx context.Context, id protocol.ID, meta protocol.Meta) er
 		return refusal
 	}
 	return err
-}
-
-// holdersOf guesses who holds a snapshot: its maker, if it is one of us, and this member.
-func (n *Node) holdersOf(meta protocol.Meta) []uint64 {
-	holders := []uint64{n.identity.ID}
-	maker := meta.Lineage.Maker
-	if maker != n.identity.ID && slices.ContainsFunc(n.Members(), func(r protocol.Member) bool { return r.ID == maker }) {
-		holders = append(holders, maker)
-	}
-	return holders
 }
 
 func (h host) Install(ctx context.Context, e protocol.Envelope, id protocol.ID, meta protocol.Meta, dir string) (protocol.Outcome, error) {

@@ -75,7 +75,6 @@ type member struct {
 	delivered    uint64                     // last entry given to out.Apply
 
 	recorded protocol.ID // of the newest record; its digest is zero when no directory backs it
-	holders  []uint64    // members that hold it
 	handing  *handing    // the install that Raft is being given
 	pace     pace
 	err      error // final: the log has failed
@@ -139,7 +138,7 @@ func newMember(cfg memberConfig, log *raftlog.Log, table []protocol.Member, reco
 	m := &member{
 		cfg: cfg, rn: rn, log: log, out: out, installs: book,
 		conf: conf, table: map[uint64]protocol.Member{}, added: map[uint64]uint64{},
-		delivered: start, recorded: recorded, holders: []uint64{cfg.id},
+		delivered: start, recorded: recorded,
 	}
 	for _, r := range table {
 		m.table[r.ID] = r
@@ -416,7 +415,7 @@ func (m *member) peers(active func(uint64) bool) []protocol.Peer {
 // hints is what a MsgSnap carries in the place of data.
 type hints struct {
 	ID      protocol.ID `json:"id"`
-	Holders []uint64    `json:"holders"`
+	Holders []uint64    `json:"holders"` // members that may hold it
 	First   uint64      `json:"first"`
 }
 

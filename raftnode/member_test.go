@@ -173,7 +173,7 @@ func recordAt(t *testing.T, m *member, index uint64, conf protocol.Conf) (*proto
 		t.Fatal(err)
 	}
 	meta := protocol.Meta{Group: "g", Term: term, Index: index, Conf: conf, Members: m.members()}
-	return m.record(protocol.ID{Term: term, Index: index, Digest: [32]byte{1}}, meta, m.delivered, []uint64{1, 2})
+	return m.record(protocol.ID{Term: term, Index: index, Digest: [32]byte{1}}, meta, m.delivered)
 }
 
 var three = &pb.ConfState{Voters: []uint64{1, 2, 3}}
@@ -246,7 +246,7 @@ func TestRecordRefusals(t *testing.T) {
 		{"the boot record", protocol.Meta{Group: "g", Term: bootTerm, Index: bootIndex, Conf: conf}, 50, protocol.NotNeeded},
 	} {
 		tc.meta.Members = m.members()
-		refusal, err := m.record(protocol.ID{Digest: [32]byte{1}}, tc.meta, tc.applied, nil)
+		refusal, err := m.record(protocol.ID{Digest: [32]byte{1}}, tc.meta, tc.applied)
 		if err != nil || refusal == nil || refusal.Kind != tc.want {
 			t.Errorf("%s: %v, %v; want %v", tc.name, refusal, err, tc.want)
 		}

@@ -95,7 +95,7 @@ func (n *simNode) record(f protocol.Record) {
 		n.step(protocol.RecordDone{Transfer: f.Transfer, Err: "it is gone"})
 		return
 	}
-	refusal, err := n.member.record(f.ID, snap.held.Meta, n.applier.applied.Load(), []uint64{n.id, f.Source})
+	refusal, err := n.member.record(f.ID, snap.held.Meta, n.applier.applied.Load())
 	if err != nil {
 		n.check(err)
 		return

@@ -44,18 +44,18 @@ func (m *member) announce(msg *pb.Message) bool {
 	}
 	msg.Snapshot = &pb.Snapshot{
 		Metadata: meta,
-		Data:     hints{ID: m.recorded, Holders: m.likelyHolders(to), First: m.firstIndex()}.encode(),
+		Data:     hints{ID: m.recorded, Holders: m.others(to), First: m.firstIndex()}.encode(),
 	}
 	m.installs.Sent(m.cfg.now(), to, msg.GetTerm(), meta.GetIndex())
 	return true
 }
 
-// likelyHolders are the members that hold the recorded snapshot for certain, and after
-// them those that may have adopted it: who has not says so at the first question.
-func (m *member) likelyHolders(to uint64) []uint64 {
-	all := slices.Clone(m.holders)
+// others are the members that may hold the recorded snapshot, since followers adopt it: who
+// has not says so at the first question.
+func (m *member) others(to uint64) []uint64 {
+	var all []uint64
 	for _, r := range m.members() {
-		if r.ID != to && !slices.Contains(all, r.ID) {
+		if r.ID != to {
 			all = append(all, r.ID)
 		}
 	}
@@ -111,7 +111,7 @@ func (m *member) staleTerm() *protocol.Refusal {
 
 // record makes a durable snapshot the one that Raft knows (R4). A refusal leaves
 // everything as it was; an error is final.
-func (m *member) record(id protocol.ID, meta protocol.Meta, applied uint64, holders []uint64) (*protocol.Refusal, error) {
+func (m *member) record(id protocol.ID, meta protocol.Meta, applied uint64) (*protocol.Refusal, error) {
 	if refusal := m.unfit(meta); refusal != nil {
 		return refusal, nil
 	}
@@ -121,7 +121,7 @@ func (m *member) record(id protocol.ID, meta protocol.Meta, applied uint64, hold
 	var kind protocol.RefusalKind
 	switch {
 	case err == nil:
-		m.recorded, m.holders = id, holders
+		m.recorded = id
 		return nil, m.compact()
 	case errors.Is(err, raftlog.ErrOld):
 		kind = protocol.NotNeeded
@@ -145,7 +145,7 @@ func (m *member) back(held []protocol.Held) {
 			return
 		}
 		if h.ID.Index == m.recorded.Index && h.ID.Term == m.recorded.Term {
-			m.recorded, m.holders, backed = h.ID, []uint64{m.cfg.id}, true
+			m.recorded, backed = h.ID, true
 		}
 	}
 	if !backed {
@@ -185,7 +185,7 @@ func (m *member) install(e protocol.Envelope, id protocol.ID, meta protocol.Meta
 	if !m.handing.used {
 		return &protocol.Refusal{Kind: protocol.NotNeeded, Text: "raft is past it"}, nil
 	}
-	m.recorded, m.holders = id, []uint64{m.cfg.id}
+	m.recorded = id
 	return nil, nil
 }
 
@@ -196,9 +196,17 @@ func (m *member) unfit(meta protocol.Meta) *protocol.Refusal {
 		return &protocol.Refusal{Kind: protocol.OtherGroup, Text: "snapshot of group " + meta.Group}
 	}
 	if id, ok := unnamed(meta.Conf, meta.Members); ok {
-		return &protocol.Refusal{Kind: protocol.Forked, Text: fmt.Sprintf("its member table lacks member %d", id)}
+		return &protocol.Refusal{Kind: protocol.Forked, Text: "its member table lacks " + m.called(id)}
 	}
 	return nil
+}
+
+// called is how people know a member.
+func (m *member) called(id uint64) string {
+	if r, known := m.table[id]; known && r.Name != "" {
+		return r.Name
+	}
+	return fmt.Sprintf("member %d", id)
 }
 
 // unnamed finds a member of a configuration that has no row in a table.

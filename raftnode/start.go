@@ -47,15 +47,19 @@ func (n *Node) bringUp(ctx context.Context, open func(dir string) (StateMachine,
 	if n.identity, err = n.identify(ctx); err != nil {
 		return err
 	}
+	ran, err := n.ranBefore()
+	if err != nil {
+		return err
+	}
 	wal, replay, err := n.openWAL(n.dir("log"), &raftlog.WALOptions{
-		Metadata: n.walMetadata(), First: n.firstRecord(), MustExist: n.ranBefore(),
+		Metadata: n.walMetadata(), First: n.firstRecord(), MustExist: ran,
 		Logger: n.opts.Logger, ObserveSync: n.observeSync,
 	})
 	if err != nil {
 		return err
 	}
 	n.log = raftlog.New(wal, replay)
-	if err := n.rememberRun(); err != nil {
+	if err := n.door.MarkRun(); err != nil {
 		return err
 	}
 	if n.store, err = snapstore.Open(n.dir("snapshots"), &snapstore.Options{Retain: n.opts.Retain, Logger: n.opts.Logger}); err != nil {
@@ -98,31 +102,21 @@ func (n *Node) walMetadata() []byte {
 	return data
 }
 
-// ranFile exists from when the log does: a member that ran must not begin with an empty
-// log, since it would have forgotten its vote and its entries.
-const ranFile = "ran"
-
-func (n *Node) ranBefore() bool {
-	_, err := os.Stat(n.dir(ranFile))
-	return err == nil
-}
-
-func (n *Node) rememberRun() error {
-	if n.ranBefore() {
-		return nil
+// ranBefore tells whether the member has had a log, which it must not begin anew then. The
+// mark alone can be lost without harm: the folder of the snapshots came after it.
+func (n *Node) ranBefore() (bool, error) {
+	ran, err := n.door.HasRun()
+	if ran || err != nil {
+		return ran, err
 	}
-	f, err := os.Create(n.dir(ranFile))
-	if err != nil {
-		return err
+	_, err = os.Stat(n.dir("snapshots"))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
 	}
-	if err := errors.Join(f.Sync(), f.Close()); err != nil {
-		return err
+	if err == nil {
+		n.opts.Logger.Warn("the mark of a member that has run is missing and is written anew", "dir", n.opts.Dir)
 	}
-	dir, err := os.Open(n.opts.Dir)
-	if err != nil {
-		return err
-	}
-	return errors.Join(dir.Sync(), dir.Close())
+	return true, err
 }
 
 // firstRecord is what the log of a group's first members begins with; a joined member's

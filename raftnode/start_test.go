@@ -2,6 +2,7 @@ package raftnode_test
 
 import (
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"strings"
@@ -156,23 +157,56 @@ func TestStartWithoutAGroup(t *testing.T) {
 	}
 }
 
-// TestLostLog: a member that ran must not begin with an empty log.
-func TestLostLog(t *testing.T) {
+// startWithout starts a member of a group of one from a directory that it has run in and
+// that lacks some files.
+func startWithout(t *testing.T, names ...string) (*testMember, error) {
+	t.Helper()
 	g := newGroup(t, 1, nil)
 	m := g.members["m1"]
 	g.put("a", "1")
 	g.stop(m)
-	if err := os.RemoveAll(filepath.Join(m.dir, "log")); err != nil {
-		t.Fatal(err)
+	for _, name := range names {
+		if err := os.RemoveAll(filepath.Join(m.dir, name)); err != nil {
+			t.Fatal(err)
+		}
 	}
 	node, err := raftnode.New(raftnode.Options{Name: m.name, Dir: m.dir, URL: m.url(), InitialCluster: g.initial, Insecure: true})
 	if err != nil {
-		t.Fatal(err)
+		return m, err
 	}
-	if err := node.Start(t.Context(), openKV); err == nil {
-		t.Error("a member whose log is gone starts")
-	}
+	err = node.Start(t.Context(), openKV)
 	if err := node.Close(); err != nil {
 		t.Error(err)
+	}
+	return m, err
+}
+
+// TestLostLog: a member that ran must not begin with an empty log, also when the mark of that
+// is lost too.
+func TestLostLog(t *testing.T) {
+	for _, names := range [][]string{{"log"}, {"log", "ran"}} {
+		if _, err := startWithout(t, names...); err == nil || !strings.Contains(err.Error(), "the log of a member that ran before is gone") {
+			t.Errorf("start without %v: %v", names, err)
+		}
+	}
+}
+
+// TestLostMark: the mark alone is no loss, and it is back after the next start.
+func TestLostMark(t *testing.T) {
+	m, err := startWithout(t, "ran")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := os.Stat(filepath.Join(m.dir, "ran")); err != nil {
+		t.Errorf("it is not written anew: %v", err)
+	}
+}
+
+// TestLostPeers holds R11: a member that has forgotten the others does not start.
+func TestLostPeers(t *testing.T) {
+	for _, names := range [][]string{{"peers.json"}, {"peers.json", "ran"}} {
+		if _, err := startWithout(t, names...); !errors.Is(err, raftnode.ErrCorrupt) || !strings.Contains(err.Error(), "peers.json is missing") {
+			t.Errorf("start without %v: %v", names, err)
+		}
 	}
 }

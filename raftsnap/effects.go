@@ -31,7 +31,7 @@ func (m *Manager) do(f protocol.Effect, v *protocol.View) {
 	case protocol.Fetch:
 		m.fetch(f, v)
 	case protocol.CancelFetch:
-		m.cancelFetch(f.Transfer)
+		m.cancelFetch(f.Transfer, &f.Why)
 	case protocol.Make:
 		leading := v.Role == protocol.Leader
 		m.works.Go(func() { m.makeSnapshot(leading) })
@@ -75,10 +75,10 @@ func urlOf(v *protocol.View, id uint64) string {
 // fetching is a transfer to this member that runs.
 type fetching struct {
 	effect protocol.Fetch
-	cancel context.CancelFunc
+	cancel context.CancelCauseFunc
 	moved  atomic.Int64 // bytes fetched and reused
 	waits  atomic.Int64 // for the pacer, that are going on
-	begun  atomic.Int64 // waits so far
+	begun  atomic.Int64 // waits and reports of progress so far
 
 	// The loop's.
 	seen  int64 // of begun
@@ -108,12 +108,12 @@ func (r *fetching) progress() int64 {
 }
 
 func (m *Manager) fetch(f protocol.Fetch, v *protocol.View) {
-	ctx, cancel := context.WithCancel(m.work)
+	ctx, cancel := context.WithCancelCause(m.work)
 	r := &fetching{effect: f, cancel: cancel}
 	m.loop.fetches[f.Transfer] = r
 	sources, others := sourcesOf(v, f.Sources), sourcesOf(v, f.Others)
 	m.works.Go(func() {
-		defer cancel()
+		defer cancel(nil)
 		m.runFetch(ctx, r, sources, others)
 	})
 }
@@ -139,9 +139,8 @@ func (m *Manager) runFetch(ctx context.Context, r *fetching, sources, others []t
 	if err == nil {
 		end.event = protocol.FetchDone{Transfer: r.effect.Transfer, Held: held}
 	} else {
-		failure := failureOf(ctx, err)
-		m.countFailure()
-		end.event = protocol.FetchEnded{Transfer: r.effect.Transfer, Failure: failure}
+		m.countEnd(context.Cause(ctx))
+		end.event = protocol.FetchEnded{Transfer: r.effect.Transfer, Failure: failureOf(ctx, err)}
 	}
 	m.reportThen(end)
 }
@@ -159,7 +158,10 @@ func (m *Manager) fetchFrom(ctx context.Context, r *fetching, sources, others []
 		// A source is given up well before the Machine would give up the whole transfer.
 		Idle: m.opts.Protocol.IdleDeadline / 2,
 		Work: r.paced(m.pacer.Work()), Extra: m.extra(),
-		Progress: func(fetched, reused int64) { r.moved.Store(fetched + reused) },
+		Progress: func(fetched, reused int64) {
+			r.moved.Store(fetched + reused)
+			r.begun.Add(1) // it is a sign of life also without news
+		},
 	})
 }
 
@@ -182,16 +184,16 @@ func (m *Manager) moved() {
 	}
 }
 
-func (m *Manager) cancelFetch(id protocol.TransferID) {
+func (m *Manager) cancelFetch(id protocol.TransferID, why *protocol.Failure) {
 	if r := m.loop.fetches[id]; r != nil {
-		r.cancel()
+		r.cancel(why)
 	}
 }
 
 // freed ends what a transfer may still have here. Staging that is of no more use goes with
 // the next round of retention.
 func (m *Manager) freed(f protocol.Freed) {
-	m.cancelFetch(f.Transfer)
+	m.cancelFetch(f.Transfer, &protocol.Failure{Kind: protocol.FailCancelled, Text: "nobody waits for it any more"})
 	m.tidyUp()
 }
 
@@ -202,10 +204,9 @@ func (m *Manager) makeSnapshot(leading bool) {
 	made, err := m.makeFrom(m.work)
 	made.Leader, made.Duration, made.Err = leading, time.Since(began), err
 	if err != nil {
-		failure := failureOf(m.work, err)
-		m.countFailure()
+		m.countEnd(nil)
 		observe(m.opts.Observer.Made, made.Made)
-		m.report(protocol.MakeFailed{Failure: failure})
+		m.report(protocol.MakeFailed{Failure: failureOf(m.work, err)})
 		return
 	}
 	if made.Leader {
@@ -258,7 +259,7 @@ func (m *Manager) record(f protocol.Record) {
 		done.Refusal = refusal
 	case err != nil:
 		done.Err = err.Error()
-		m.countFailure()
+		m.countEnd(nil)
 	default:
 		m.countRecord(f)
 	}
@@ -299,7 +300,7 @@ func (m *Manager) hand(f protocol.Hand) {
 	case installed:
 		m.count.installed.Add(1)
 	case outcome.Kind == protocol.InstallFailed:
-		m.countFailure()
+		m.countEnd(nil)
 	}
 	observe(m.opts.Observer.Install, Installed{ID: f.ID, Outcome: outcome.Kind, Duration: time.Since(began), Err: err})
 	done := protocol.HandDone{Transfer: f.Transfer, Outcome: outcome}
@@ -375,9 +376,14 @@ func failureOf(ctx context.Context, err error) protocol.Failure {
 	return protocol.Failure{Kind: kind, Text: err.Error()}
 }
 
-// countFailure counts what has ended early, save by Close.
-func (m *Manager) countFailure() {
-	if m.work.Err() == nil {
-		m.count.failed.Add(1)
+// countEnd counts what has ended early: as cancelled if nothing was wrong with it, and as
+// failed otherwise, also if it was given up for being too slow. why is what it was cancelled
+// for, nil if it was not.
+func (m *Manager) countEnd(why error) {
+	f, given := errors.AsType[*protocol.Failure](why)
+	if m.work.Err() != nil || given && f.Kind != protocol.FailIdle {
+		m.count.cancelled.Add(1)
+		return
 	}
+	m.count.failed.Add(1)
 }

@@ -207,6 +207,38 @@ func TestDiskFull(t *testing.T) {
 	lagging.stop() // before the unmount
 }
 
+// TestNeedlessFetchIsNoFailure: what is cancelled because nobody needs it any more counts
+// apart from what has failed, and says why it was cancelled.
+func TestNeedlessFetchIsNoFailure(t *testing.T) {
+	g := newGroup(t, 2, func(g *group) {
+		g.options = func(o *Options) {
+			o.Protocol.StartDeadline, o.Protocol.IdleDeadline, o.Server = time.Hour, time.Hour, nil
+		}
+	})
+	g.member(1).set(func(m *member) { m.paused = true })
+	g.member(2).set(func(m *member) { m.freeze = func(context.Context) error { return errors.New("makes none") } })
+	g.write(20)
+	g.member(2).seed(20)
+	at := newGate()
+	g.member(2).set(func(m *member) {
+		m.fault = func(_ http.ResponseWriter, r *http.Request) bool { return data(r) && at.pass(r.Context()) != nil }
+	})
+	g.begin()
+	at.stand(t)
+	leader := g.member(1)
+	leader.set(func(m *member) { m.recorded = protocol.ID{Term: 1, Index: 25} })
+	leader.poll()
+	g.until("the fetch has ended", func() bool { return leader.status().Transfers == 0 })
+	if s := leader.status().Stats; s.Failed != 0 || s.Cancelled != 1 {
+		t.Errorf("%d failed, %d cancelled, want 0 and 1", s.Failed, s.Cancelled)
+	}
+	leader.set(func(m *member) { m.recorded = protocol.ID{} })
+	fetched := get(leader, func(m *member) []Fetched { return m.events.fetched })
+	if len(fetched) != 1 || !strings.Contains(fetched[0].Err.Error(), "not needed any more") {
+		t.Errorf("fetches %+v, want one that was not needed any more", fetched)
+	}
+}
+
 // TestRetentionWhileServing: what is being read stays (R9), whatever is made meanwhile.
 func TestRetentionWhileServing(t *testing.T) {
 	g := behind(t, func(g *group) {

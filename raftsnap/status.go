@@ -17,9 +17,10 @@ type Stats struct {
 	TakenOver         int64 `json:"taken_over"`         // recorded while leading, made elsewhere
 	Adopted           int64 `json:"adopted"`            // recorded otherwise, made elsewhere
 	Installed         int64 `json:"installed"`
-	Served            int64 `json:"served"`  // transfers to other members that have ended
-	Refused           int64 `json:"refused"` // typed refusals, given and received
-	Failed            int64 `json:"failed"`  // makings, transfers, records and installs that ended early
+	Served            int64 `json:"served"`    // transfers to other members that have ended
+	Refused           int64 `json:"refused"`   // typed refusals, given and received
+	Failed            int64 `json:"failed"`    // makings, transfers, records and installs that ended early
+	Cancelled         int64 `json:"cancelled"` // the same where nothing was wrong: superseded, not needed any more, or closed
 	BytesFetched      int64 `json:"bytes_fetched"`
 	BytesReused       int64 `json:"bytes_reused"`
 	BytesServed       int64 `json:"bytes_served"`
@@ -27,7 +28,7 @@ type Stats struct {
 
 // counters are the parts of Stats that are counted here.
 type counters struct {
-	generated, generatedFollower, takenOver, adopted, installed, served, refused, failed, fetched, reused atomic.Int64
+	generated, generatedFollower, takenOver, adopted, installed, served, refused, failed, cancelled, fetched, reused atomic.Int64
 }
 
 func (m *Manager) stats() Stats {
@@ -36,7 +37,7 @@ func (m *Manager) stats() Stats {
 		Generated: c.generated.Load(), GeneratedFollower: c.generatedFollower.Load(),
 		TakenOver: c.takenOver.Load(), Adopted: c.adopted.Load(), Installed: c.installed.Load(),
 		Served: c.served.Load(), BytesServed: served.Served,
-		Refused: c.refused.Load() + served.Refused, Failed: c.failed.Load(),
+		Refused: c.refused.Load() + served.Refused, Failed: c.failed.Load(), Cancelled: c.cancelled.Load(),
 		BytesFetched: c.fetched.Load(), BytesReused: c.reused.Load(),
 	}
 }

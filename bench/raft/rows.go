@@ -10,6 +10,8 @@ import (
 	"strconv"
 	"strings"
 	"time"
+
+	"github.com/snapferry/snapferry/internal/machine"
 )
 
 // The load of the issue that the rows answer.
@@ -52,7 +54,7 @@ func (b *bench) commits() (m measured, err error) {
 		m.Ours, m.Reference = append(m.Ours, a.PerSecond), append(m.Reference, e.PerSecond)
 		p99[0], p99[1] = append(p99[0], a.P99), append(p99[1], e.P99)
 	}
-	m.Note = fmt.Sprintf("p99 %.1f ms, etcd %.1f ms", median(p99[0]), median(p99[1]))
+	m.Note = fmt.Sprintf("p99 %.1f ms, etcd %.1f ms", machine.Median(p99[0]), machine.Median(p99[1]))
 	return m, nil
 }
 

@@ -17,13 +17,14 @@ import (
 
 	"github.com/zeebo/blake3"
 	"golang.org/x/sys/unix"
+
+	"github.com/snapferry/snapferry/internal/machine"
 )
 
 // The states that are moved, and how.
 const (
 	stateBytes = 2 << 30
 	maxShare   = 0.06 // of a snapshot's bytes, which a member that has the one before may fetch
-	eachWay    = 5 * time.Millisecond
 	memoryDir  = "/dev/shm"
 )
 
@@ -196,16 +197,20 @@ func (b *bench) delta() (m measured, err error) {
 	return m, nil
 }
 
-// rtt measures an install over a round trip of 10 ms against stop and wait over the same.
-// What comes goes to memory on both sides: the row is about the way, and a disk may be
-// slower than that.
-func (b *bench) rtt() (m measured, err error) {
+// far measures an install over a long way against stop and wait over the same, which takes so
+// long in each direction. What comes goes to memory on both sides: the row is about the way,
+// and a disk may be slower than that.
+func far(each time.Duration) func(*bench) (measured, error) {
+	return func(b *bench) (measured, error) { return b.far(each) }
+}
+
+func (b *bench) far(each time.Duration) (m measured, err error) {
 	o, err := b.startOrigin("files", b.size(stateBytes>>20))
 	if err != nil {
 		return m, err
 	}
 	defer func() { err = errors.Join(err, o.stop()) }()
-	far, err := newDelay(b.ctx, o.addr, eachWay)
+	far, err := newDelay(b.ctx, o.addr, each)
 	if err != nil {
 		return m, err
 	}
@@ -223,7 +228,7 @@ func (b *bench) rtt() (m measured, err error) {
 		}
 		m.Ours, m.Reference = append(m.Ours, ours.rate()), append(m.Reference, waits)
 	}
-	m.Note, err = b.describeFar(o, far.addr())
+	m.Note, err = b.describeFar(o, far.addr(), each)
 	return m, err
 }
 
@@ -239,7 +244,7 @@ func (b *bench) pass(kind, addr string, s snap) (float64, error) {
 
 // describeFar says what bounds the numbers of the row: how long the round trip really is,
 // whether the proxy limits anything, and what ours reaches without it and with the disk.
-func (b *bench) describeFar(o *origin, far string) (string, error) {
+func (b *bench) describeFar(o *origin, far string, each time.Duration) (string, error) {
 	var trips []float64
 	for range 21 {
 		t, err := trip(b.ctx, "http://"+far)
@@ -259,7 +264,7 @@ func (b *bench) describeFar(o *origin, far string) (string, error) {
 	}
 	disk, err := b.full("http://"+far, s, b.work)
 	return fmt.Sprintf("ours in MiB/s: without the proxy %.0f, with it and to the disk %.0f; round trip %.1f ms, one stream through the proxy %.0f MiB/s; stop and wait in theory %.0f MiB/s",
-		near.rate(), disk.rate(), median(trips), stream, stopAndWait/(1<<20)/(2*eachWay).Seconds()), err
+		near.rate(), disk.rate(), machine.Median(trips), stream, stopAndWait/(1<<20)/(2*each).Seconds()), err
 }
 
 // sameTree compares two directories.

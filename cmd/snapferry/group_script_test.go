@@ -1,19 +1,13 @@
 package main
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
 	"fmt"
-	"math/big"
 	"net"
-	"os"
 	"time"
 
 	"github.com/rogpeppe/go-internal/testscript"
+
+	"github.com/snapferry/snapferry/internal/certtest"
 )
 
 // cmdPorts holds all ports until it has as many as it needs, so that they differ.
@@ -50,53 +44,14 @@ func cmdUntil(ts *testscript.TestScript, neg bool, args []string) {
 	}
 }
 
-// authority signs certificates.
-type authority struct {
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-}
-
 func cmdCerts(ts *testscript.TestScript, neg bool, args []string) {
 	if neg || len(args) != 0 {
 		ts.Fatalf("usage: certs")
 	}
-	ours, other := newAuthority(ts, "ca.pem"), newAuthority(ts, "other.pem")
-	ours.issue(ts, "n1")
-	other.issue(ts, "stranger")
-}
-
-func newAuthority(ts *testscript.TestScript, file string) *authority {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	ts.Check(err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: file}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
+	for ca, name := range map[string]string{"ca": "n1", "other": "stranger"} {
+		a, err := certtest.New(ts.MkAbs("."), ca)
+		ts.Check(err)
+		_, _, err = a.Issue(name)
+		ts.Check(err)
 	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &key.PublicKey, key)
-	ts.Check(err)
-	cert, err := x509.ParseCertificate(der)
-	ts.Check(err)
-	writePEM(ts, file, "CERTIFICATE", der)
-	return &authority{cert, key}
-}
-
-// issue makes NAME.pem and NAME.key for this machine.
-func (a *authority) issue(ts *testscript.TestScript, name string) {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	ts.Check(err)
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(2), Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
-	ts.Check(err)
-	writePEM(ts, name+".pem", "CERTIFICATE", der)
-	der, err = x509.MarshalPKCS8PrivateKey(key)
-	ts.Check(err)
-	writePEM(ts, name+".key", "PRIVATE KEY", der)
-}
-
-func writePEM(ts *testscript.TestScript, file, kind string, der []byte) {
-	ts.Check(os.WriteFile(ts.MkAbs(file), pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600))
 }

@@ -97,6 +97,9 @@ func (a *auditor) effect(v *View, e Effect) {
 		if a.fetch != e.Transfer {
 			a.fail("cancel of %s, which is not open", e.Transfer)
 		}
+		if e.Why.Kind == "" || e.Why.Text == "" {
+			a.fail("cancel of %s without a reason", e.Transfer)
+		}
 	case Record:
 		a.use(e.Transfer)
 		a.local[e.Transfer] = Recording
@@ -205,7 +208,7 @@ func show(e Effect) string {
 		}
 		return s
 	case CancelFetch:
-		return "cancel"
+		return fmt.Sprintf("cancel (%s)", e.Why.Kind)
 	case Record:
 		return fmt.Sprintf("record (%s) %s source %d", e.Purpose, e.ID.Short(), e.Source)
 	case Hand:

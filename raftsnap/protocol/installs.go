@@ -147,9 +147,6 @@ func (b *Installs) Floor() (index uint64, held bool) {
 	return index, held
 }
 
-// Took gives the measured time of an install, 0 before the first.
-func (b *Installs) Took() time.Duration { return b.took }
-
 // Trailing gives how many entries the log should keep below the recorded snapshot: what
 // comes in, at rate entries a second, during twice the measured time of an install. That
 // is never less than the setting, never more than four times as many, and the extra ones

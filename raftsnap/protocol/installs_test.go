@@ -188,8 +188,8 @@ func TestTookFallsSlowly(t *testing.T) {
 		b.Sent(b.now, 2, 5, 500)
 		b.Outcome(b.now+took, Outcome{From: 2, Term: 5, Kind: Installed, Index: 500}, 1)
 	}
-	if b.Took() != 6*time.Second {
-		t.Errorf("%v, want 6s", b.Took())
+	if b.took != 6*time.Second {
+		t.Errorf("%v, want 6s", b.took)
 	}
 }
 

@@ -133,7 +133,7 @@ func (m *Machine) begin() {
 func (m *Machine) close() {
 	m.closed = true
 	if m.slot.stage == Fetching && m.slot.cancel == nil {
-		m.emit(CancelFetch{Transfer: m.slot.transfer})
+		m.emit(CancelFetch{Transfer: m.slot.transfer, Why: Failure{Kind: FailCancelled, Text: "the member is closing"}})
 	}
 	if m.slot.stage != Idle {
 		m.free(true)

@@ -2,7 +2,6 @@ package protocol
 
 import (
 	"cmp"
-	"fmt"
 	"slices"
 	"strings"
 	"time"
@@ -212,8 +211,8 @@ func (m *Machine) choose() {
 		}
 		if a.state == askReady && a.answer.ID.Contradicts(best.ID) {
 			// Which of the two is wrong the own log will tell when one is recorded.
-			m.alarm("forked: snapshot %s of member %d and %s of member %d cannot be of one history",
-				a.answer.ID.Short(), a.peer, best.ID.Short(), best.From)
+			m.alarm("forked: snapshot %s of %s and %s of %s cannot be of one history",
+				a.answer.ID.Short(), m.v.nameOf(a.peer), best.ID.Short(), m.v.nameOf(best.From))
 		}
 	}
 	m.fetch(best.ID, best.Lineage, sources, others)
@@ -224,7 +223,7 @@ func (m *Machine) endRound() {
 	r := m.slot.round
 	purpose := m.slot.purpose
 	m.free(true)
-	f := Failure{Kind: FailUnreachable, Text: r.summary()}
+	f := Failure{Kind: FailUnreachable, Text: r.summary(m.v)}
 	if purpose == Rescue {
 		m.rescueFailed(f)
 		return
@@ -236,14 +235,14 @@ func (m *Machine) endRound() {
 }
 
 // summary says of each peer why it gave nothing.
-func (r *round) summary() string {
+func (r *round) summary(v *View) string {
 	if len(r.asks) == 0 {
 		return "nobody to ask"
 	}
 	parts := make([]string, len(r.asks))
 	for i := range r.asks {
 		a := &r.asks[i]
-		parts[i] = fmt.Sprintf("%d: %s", a.peer, a.says())
+		parts[i] = v.nameOf(a.peer) + ": " + a.says()
 	}
 	return strings.Join(parts, "; ")
 }
@@ -296,7 +295,7 @@ func (m *Machine) refusedInfo(a *ask, r Refusal) {
 	m.refuse(a.peer, r)
 	m.noAnswer(a, r.Error())
 	if r.Kind == OtherGroup {
-		m.alarm("member %d says that it belongs to another group: %s", a.peer, r.Text)
+		m.alarm("%s says that it belongs to another group: %s", m.v.nameOf(a.peer), r.Text)
 	}
 }
 
@@ -313,8 +312,8 @@ func (m *Machine) offered(a *ask) {
 	switch {
 	case id.Contradicts(recorded):
 		m.refuse(a.peer, Refusal{Kind: Forked, Text: id.Short()})
-		m.alarm("forked: snapshot %s of member %d contradicts the recorded one at %d, term %d",
-			id.Short(), a.peer, recorded.Index, recorded.Term)
+		m.alarm("forked: snapshot %s of %s contradicts the recorded one at %d, term %d",
+			id.Short(), m.v.nameOf(a.peer), recorded.Index, recorded.Term)
 		m.noAnswer(a, "forked history")
 	case id.Index < r.min || id.Term < r.minTerm || id.Term > r.term:
 		a.state, a.why = askNothing, "offers "+id.Short()+", which does not fit"

@@ -311,8 +311,8 @@ func (m *Machine) announced(a Announce) {
 		m.refuse(a.From, Refusal{Kind: StaleTerm, Leader: v.Leader, Term: v.Term})
 	case a.ID.Contradicts(recorded):
 		m.refuse(a.From, Refusal{Kind: Forked, Text: a.ID.Short()})
-		m.alarm("forked: announced snapshot %s of member %d contradicts the recorded one at %d, term %d",
-			a.ID.Short(), a.From, recorded.Index, recorded.Term)
+		m.alarm("forked: announced snapshot %s of %s contradicts the recorded one at %d, term %d",
+			a.ID.Short(), v.nameOf(a.From), recorded.Index, recorded.Term)
 	case !m.adoptable(a.ID) || s.announce != nil && s.announce.ID.Index > a.ID.Index:
 	case s.announce != nil && s.announce.ID == a.ID:
 		s.announce.Holders = a.Holders

@@ -107,7 +107,7 @@ func (m *Machine) cancelFetch(why Failure) {
 		return
 	}
 	m.slot.cancel, m.slot.cancelled = &why, m.now
-	m.emit(CancelFetch{Transfer: m.slot.transfer})
+	m.emit(CancelFetch{Transfer: m.slot.transfer, Why: why})
 }
 
 // tendFetch watches a fetch. Its clock is the bytes: they must begin, and go on, in time,
@@ -300,7 +300,7 @@ func (m *Machine) recordFailed(id ID, source uint64, e RecordDone) {
 		return
 	case e.Refusal.Kind == Forked:
 		m.emit(Quarantine{ID: id, Text: "forked: " + e.Refusal.Text})
-		m.alarm("forked: snapshot %s of member %d contradicts the own log: %s", id.Short(), source, e.Refusal.Text)
+		m.alarm("forked: snapshot %s of %s contradicts the own log: %s", id.Short(), m.v.nameOf(source), e.Refusal.Text)
 		if source != m.v.Self {
 			m.peers.fail(m.now, source, "forked history")
 		}

@@ -367,8 +367,12 @@ type (
 		Others   []uint64
 	}
 	// CancelFetch ends a fetch: FetchEnded with FailCancelled follows, or FetchDone if it
-	// was done already.
-	CancelFetch struct{ Transfer TransferID }
+	// was done already. Why is what is wrong with the fetch, of the kind FailCancelled where
+	// nothing is: it is not needed any more, or something else goes first.
+	CancelFetch struct {
+		Transfer TransferID
+		Why      Failure
+	}
 	// Record makes a durable snapshot the one that Raft knows (R4): RecordDone. Source is
 	// the member it was taken from, the own id for one made here.
 	Record struct {

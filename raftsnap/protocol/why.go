@@ -56,11 +56,11 @@ func (m *Machine) whyState(now time.Duration, v *View) string {
 	case m.closed:
 		return "closed"
 	case s.stage == Asking:
-		return doing(fmt.Sprintf("asking for one at or above %d (%s)", s.round.min, s.round.summary()))
+		return doing(fmt.Sprintf("asking for one at or above %d (%s)", s.round.min, s.round.summary(v)))
 	case s.stage == Fetching && s.cancel != nil:
 		return doing(fmt.Sprintf("fetch of %s is being cancelled (%s)", s.id.Short(), s.cancel.Text))
 	case s.stage == Fetching:
-		return doing(fmt.Sprintf("fetching %s from %v, %d bytes, the last %s ago", s.id.Short(), s.sources, s.bytes, ago(now, s.moved)))
+		return doing(fmt.Sprintf("fetching %s from %s, %d bytes, the last %s ago", s.id.Short(), v.namesOf(s.sources), s.bytes, ago(now, s.moved)))
 	case s.stage == Parked:
 		return doing(fmt.Sprintf("%s is held but above applied %d", s.id.Short(), v.Applied))
 	case s.stage == Recording:
@@ -110,10 +110,7 @@ func (m *Machine) whyLeader() string {
 func (m *Machine) whyNobody() string {
 	var parts []string
 	for _, p := range m.v.Peers {
-		name := p.Name
-		if name == "" {
-			name = fmt.Sprint(p.ID)
-		}
+		name := m.v.nameOf(p.ID)
 		switch sc := m.peers.of[p.ID]; {
 		case !p.Active:
 			parts = append(parts, name+" is not heard from")
@@ -139,7 +136,7 @@ func (m *Machine) whyFollower() string {
 	case m.v.Leader == 0:
 		return "one is due, and there is no leader to announce it"
 	}
-	return fmt.Sprintf("one is due, and member %d has announced none yet", m.v.Leader)
+	return fmt.Sprintf("one is due, and %s has announced none yet", m.v.nameOf(m.v.Leader))
 }
 
 // whyFresh tells when the next one will be due.
@@ -147,6 +144,27 @@ func (m *Machine) whyFresh() string {
 	v := m.v
 	age := v.Applied - min(v.RecordedIndex, v.Applied)
 	return fmt.Sprintf("recorded is %d, %d entries ago; one is due after %d", v.RecordedIndex, age, m.cfg.Entries)
+}
+
+// nameOf is how people know a member.
+func (v *View) nameOf(id uint64) string {
+	if id == v.Self {
+		return "this member"
+	}
+	for i := range v.Peers {
+		if p := &v.Peers[i]; p.ID == id && p.Name != "" {
+			return p.Name
+		}
+	}
+	return fmt.Sprintf("member %d", id)
+}
+
+func (v *View) namesOf(ids []uint64) string {
+	var names []string
+	for _, id := range ids {
+		names = append(names, v.nameOf(id))
+	}
+	return strings.Join(names, ", ")
 }
 
 func ago(now, then time.Duration) time.Duration { return max(now-then, 0).Round(time.Millisecond) }

@@ -1,6 +1,7 @@
 package protocol
 
 import (
+	"fmt"
 	"maps"
 	"slices"
 	"testing"
@@ -28,7 +29,7 @@ func newWorld(t testing.TB, cfg Config, self uint64, n int) *world {
 	}
 	for id := uint64(1); id <= uint64(n); id++ {
 		if id != self {
-			w.v.Peers = append(w.v.Peers, Peer{Member: Member{ID: id}, Voter: true, Active: true})
+			w.v.Peers = append(w.v.Peers, Peer{Member: Member{ID: id, Name: fmt.Sprintf("n%d", id)}, Voter: true, Active: true})
 		}
 	}
 	if self == 1 {

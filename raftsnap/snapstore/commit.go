@@ -50,7 +50,11 @@ func (r *Receipt) commit(ctx context.Context) (Held, error) {
 	if err != nil {
 		return Held{}, err
 	}
-	held, err := r.s.publish(r.name, r.m, marks)
+	var held Held
+	err = r.durable(func() (err error) {
+		held, err = r.s.publish(r.name, r.m, marks)
+		return err
+	})
 	if err != nil {
 		return Held{}, err
 	}
@@ -80,13 +84,16 @@ func (r *Receipt) settleTree() ([]mark, error) {
 			marks[i] = all[i].mark
 		}
 	}
-	if err := disk.syncTree(data, r.m.Index); err != nil {
+	err = disk.syncTree(data, r.m.Index, func(dir string) error {
+		return r.durable(func() error { return disk.syncDir(dir) })
+	})
+	if err != nil {
 		return nil, err
 	}
 	if err := disk.writeFile(path.Join(r.name, marksName), encodeMarks(marks), false); err != nil {
 		return nil, err
 	}
-	return marks, disk.syncDir(r.name)
+	return marks, r.durable(func() error { return disk.syncDir(r.name) })
 }
 
 // finishEmpty makes the files that have no chunk.

@@ -73,7 +73,7 @@ func (d *Draft) commit(ctx context.Context, meta protocol.Meta, w *Work) (Held, 
 		return held, d.s.disk.discard(d.name)
 	}
 	disk := d.s.disk
-	if err := disk.syncTree(path.Join(d.name, dataName), m.Index); err != nil {
+	if err := disk.syncTree(path.Join(d.name, dataName), m.Index, disk.syncDir); err != nil {
 		return Held{}, err
 	}
 	if err := disk.writeFile(path.Join(d.name, marksName), encodeMarks(marks), false); err != nil {

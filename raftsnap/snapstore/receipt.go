@@ -9,6 +9,7 @@ import (
 	"path"
 	"sort"
 	"sync"
+	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
 
@@ -41,6 +42,8 @@ type Receipt struct {
 	journal  *os.File
 	maxOpen  int // files that stay open
 
+	syncing, synced atomic.Int64 // makings durable that go on, and that have ended
+
 	life sync.RWMutex // held shared by what fills the receipt, and alone by what ends it
 	done bool         // guarded by life
 
@@ -67,7 +70,8 @@ func receiptName(id protocol.ID) string { return path.Join(receiveName, id.Strin
 // Receive begins to receive the snapshot of a manifest, or goes on where an earlier receipt
 // of the same snapshot ended. A manifest that breaks a rule is ErrCorrupt; a snapshot that
 // is held is fs.ErrExist; one that is being received is ErrBusy. ErrNoSpace says that what
-// is not here yet does not fit beside the reserve, and how much of both there is.
+// is not here yet does not fit beside the reserve, and how much of both there is; what is
+// here already is removed then if the disk lacks even the reserve.
 func (s *Store) Receive(ctx context.Context, manifest []byte) (*Receipt, error) {
 	m, err := DecodeManifest(manifest)
 	if err != nil {
@@ -128,6 +132,9 @@ func (r *Receipt) open(ctx context.Context, manifest []byte) error {
 	}
 	if err == nil {
 		err = r.s.room(r)
+	}
+	if errors.Is(err, ErrNoSpace) && r.s.short() {
+		err = errors.Join(err, r.s.disk.discard(r.name)) // nothing goes on with it soon
 	}
 	if err == nil {
 		err = context.Cause(ctx)
@@ -256,6 +263,21 @@ func (r *Receipt) Held() Held { return Held{ID: r.m.ID, Meta: r.m.Meta, Bytes: r
 
 // Manifest returns the manifest. Nobody may change it.
 func (r *Receipt) Manifest() *Manifest { return r.m }
+
+// Syncing tells how often so far a file or a directory was made durable, and whether one is
+// just being. It never blocks, and also answers during Commit.
+func (r *Receipt) Syncing() (done int64, busy bool) {
+	return r.synced.Load(), r.syncing.Load() > 0
+}
+
+// durable runs something that waits for the disk, which Syncing then tells of.
+func (r *Receipt) durable(do func() error) error {
+	r.syncing.Add(1)
+	err := do()
+	r.synced.Add(1)
+	r.syncing.Add(-1)
+	return err
+}
 
 // Missing returns the chunks that are to be fetched, in the order of the files. Of several
 // with the same bytes it returns the first: Put brings those bytes to all their places.

@@ -20,9 +20,15 @@ func (s *Store) room(r *Receipt) error {
 	return s.fits(r)
 }
 
-func (s *Store) fits(r *Receipt) error {
-	var free, total, block int64
-	err := s.disk.do("statfs", ".", func() error {
+// short tells whether the disk has less free than the reserve, so that even what is here of
+// a transfer that does not fit is too much: others on the disk, like the log, need it.
+func (s *Store) short() bool {
+	free, total, _, err := s.volume()
+	return err == nil && free < s.reserve(total)
+}
+
+func (s *Store) volume() (free, total, block int64, err error) {
+	err = s.disk.do("statfs", ".", func() error {
 		dir, err := s.disk.root.Open(".")
 		if err != nil {
 			return err
@@ -31,6 +37,11 @@ func (s *Store) fits(r *Receipt) error {
 		free, total, block, err = volume(dir)
 		return err
 	})
+	return free, total, block, err
+}
+
+func (s *Store) fits(r *Receipt) error {
+	free, total, block, err := s.volume()
 	if err != nil {
 		return err
 	}

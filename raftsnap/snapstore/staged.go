@@ -67,7 +67,7 @@ func (st *staged) giveBack() error {
 	case st.finished:
 		return st.closeLocked()
 	case st.r.countOpen(0) > st.r.maxOpen:
-		err := st.r.s.disk.sync(st.f, st.name)
+		err := st.r.durable(func() error { return st.r.s.disk.sync(st.f, st.name) })
 		if err != nil {
 			err = st.spoil(err)
 		}
@@ -118,7 +118,7 @@ func (st *staged) finish() error {
 		err = disk.truncate(f, st.name, st.e.Size)
 	}
 	if err == nil {
-		err = disk.sync(f, st.name)
+		err = st.r.durable(func() error { return disk.sync(f, st.name) })
 	}
 	if err != nil {
 		err = st.spoil(err)

@@ -118,16 +118,17 @@ func compare(x *snapshot.Index, all []found) error {
 	return nil
 }
 
-// syncTree makes the names in all directories of a snapshot's data durable, children first.
-func (d *disk) syncTree(dir string, x *snapshot.Index) error {
+// syncTree makes the names in all directories of a snapshot's data durable, children first,
+// by a call of syncDir for each.
+func (d *disk) syncTree(dir string, x *snapshot.Index, syncDir func(name string) error) error {
 	for i := range slices.Backward(x.Entries) {
 		if e := &x.Entries[i]; e.Type == snapshot.Dir {
-			if err := d.syncDir(path.Join(dir, e.Path)); err != nil {
+			if err := syncDir(path.Join(dir, e.Path)); err != nil {
 				return err
 			}
 		}
 	}
-	return d.syncDir(dir)
+	return syncDir(dir)
 }
 
 // racy is how old a file must be when it is read for a later write to move its time in any

@@ -11,6 +11,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/snapferry/snapferry/raftsnap/protocol"
 	"github.com/snapferry/snapferry/raftsnap/snapstore"
 	"github.com/snapferry/snapferry/snapshot"
 )
@@ -183,16 +184,46 @@ func (t *fetcher) simple(w *watch, s *source, method, what string, payload any) 
 	return errors.Join(err, resp.Body.Close())
 }
 
-// perform fetches a task from its source.
+// perform fetches a task from its source. The pace is kept before anything is asked and not
+// while reading, lest slow transfers hold connections and leases of their sources.
 func (t *fetcher) perform(ctx context.Context, s *source, k *task) error {
+	extents, total := k.extents()
+	if err := t.keepPace(ctx, total); err != nil {
+		return &localError{err}
+	}
+	old := t.board.paid(k)
+	err := t.request(ctx, s, k, extents, total)
+	if old && k.got.Load() == 0 && isGone(err) && !isLease(err) {
+		// An earlier lease ran out while the pace was kept. What was waited for once is not
+		// waited for again: under a low limit every lease would run out like that.
+		t.board.unleased(s)
+		err = t.request(ctx, s, k, extents, total)
+	}
+	return err
+}
+
+// keepPace waits until n bytes may be moved. Tasks do that one after the other: all at once
+// they would share the rate, come to their turn together, and leave the sources without a
+// request until then.
+func (t *fetcher) keepPace(ctx context.Context, n int64) error {
+	select {
+	case t.turn <- struct{}{}:
+		defer func() { <-t.turn }()
+		return t.Work.Wait(ctx, int(n))
+	case <-ctx.Done():
+		return ctx.Err()
+	}
+}
+
+func isGone(err error) bool {
+	r, ok := errors.AsType[*protocol.Refusal](err)
+	return ok && r.Kind == protocol.Gone
+}
+
+// request takes a lease, unless there is one, and fetches extents under it.
+func (t *fetcher) request(ctx context.Context, s *source, k *task, extents []extent, total int64) error {
 	if err := t.takeLease(ctx, s); err != nil {
 		return err
-	}
-	extents, total := k.extents()
-	// The pace is kept before the request and not while reading, lest slow transfers hold
-	// connections and leases of their sources.
-	if err := t.Work.Wait(ctx, int(total)); err != nil {
-		return &localError{err}
 	}
 	w := newWatch(ctx, t.Idle)
 	defer w.stop()

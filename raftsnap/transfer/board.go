@@ -32,7 +32,7 @@ type task struct {
 	pieces []*piece // thieves shorten it
 	pos    int      // pieces before it are dealt with
 	by     *source
-	taken  time.Time
+	taken  time.Time // when it was there to be asked for
 	began  time.Time // when the request was sent, zero before that
 	got    atomic.Int64
 	twin   *task // fetches the last piece too
@@ -230,6 +230,15 @@ func (k *task) split() *task {
 	return thief
 }
 
+// paid says that a task's turn in the pace has come: what its source owes is counted from
+// here on. It returns whether the source has given a lease before.
+func (b *board) paid(k *task) (leased bool) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	k.taken = time.Now()
+	return k.by.leased
+}
+
 // begin says that the request of a task is being sent; cancel ends it.
 func (b *board) begin(k *task, cancel context.CancelCauseFunc) {
 	b.mu.Lock()
@@ -363,24 +372,10 @@ func (b *board) result() ([]*piece, error) {
 	return left, b.err
 }
 
-// wake makes all workers look around.
-func (b *board) wake() {
+// wake makes all workers look around. It tells whether there is nothing to be seen any more.
+func (b *board) wake() (over bool) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
 	b.cond.Broadcast()
-}
-
-// pulse wakes the workers now and then, since rests end and requests become late without
-// anything happening.
-func (b *board) pulse(ctx context.Context) {
-	tick := time.NewTicker(pulseEvery)
-	defer tick.Stop()
-	for {
-		select {
-		case <-tick.C:
-			b.wake()
-		case <-ctx.Done():
-			return
-		}
-	}
+	return b.overLocked()
 }

@@ -45,14 +45,17 @@ type Fetch struct {
 	// Idle is how long a source may send nothing before it is given up: 15 s by default.
 	// There is no total deadline.
 	Idle time.Duration
+	// Sync is how long the disk may take to make one file or directory durable until
+	// Progress hears nothing of it any more: 5 min by default. Nothing is given up then.
+	Sync time.Duration
 	// Work paces the transfer. Nil means no limit.
 	Work *snapstore.Work
 	// Extra names directories to look for bytes in besides the store, such as the member's
 	// own state.
 	Extra []string
 	// Progress is told the bytes so far, which never fall. It is also called without news
-	// while local bytes are being looked through. Calls do not overlap, and it must not
-	// block.
+	// as a sign of life: while local bytes are looked through, and while the disk makes
+	// durable what has come. Calls do not overlap, and it must not block.
 	Progress func(fetched, reused int64)
 }
 
@@ -63,6 +66,7 @@ func (f Fetch) withDefaults() Fetch {
 	f.Window = orDefault(f.Window, 16)
 	f.RangeSize = min(orDefault(f.RangeSize, 4<<20), maxPieces/2)
 	f.Idle = orDefault(f.Idle, 15*time.Second)
+	f.Sync = orDefault(f.Sync, 5*time.Minute)
 	if f.Work == nil || f.Work.Wait == nil {
 		f.Work = &snapstore.Work{Wait: func(ctx context.Context, _ int) error { return ctx.Err() }}
 	}
@@ -94,11 +98,12 @@ type SourceStats struct {
 
 // Fetch brings a snapshot into the store and returns it when it is durable and verified.
 // The error is always a *protocol.Failure. Whatever has arrived stays in the store's
-// staging, and the next Fetch of the same id fetches only the rest. When ctx ends, Fetch
-// returns soon, with FailCancelled.
+// staging, and the next Fetch of the same id fetches only the rest, save after FailNoSpace
+// with a full disk, which then needs the space. When ctx ends, Fetch returns soon, with
+// FailCancelled.
 func (c *Client) Fetch(ctx context.Context, f Fetch) (snapstore.Held, Stats, error) {
 	f = f.withDefaults()
-	t := &fetcher{Fetch: f, client: c, meter: newMeter(f.Progress)}
+	t := &fetcher{Fetch: f, client: c, meter: newMeter(f.Progress), turn: make(chan struct{}, 1)}
 	t.board = newBoard(c, f)
 	held, err := t.run(ctx)
 	t.release(ctx)
@@ -118,6 +123,7 @@ type fetcher struct {
 	client        *Client
 	board         *board
 	meter         *meter
+	turn          chan struct{} // held by the task that waits for the pace
 	receipt       *snapstore.Receipt
 	manifestBytes int64
 }
@@ -138,11 +144,22 @@ func (t *fetcher) run(ctx context.Context) (snapstore.Held, error) {
 	if err != nil {
 		return snapstore.Held{}, err
 	}
+	defer t.meter.watchSyncs(t.receipt.Syncing, t.Sync)()
 	held, err := t.receive(ctx)
 	if err != nil {
-		return held, errors.Join(err, t.receipt.Close()) // keeps the staging
+		return held, errors.Join(err, t.leave(err))
 	}
 	return held, nil
+}
+
+// leave keeps what has come for the next transfer, unless the disk is full. Then the log on
+// it needs the space, and more than anything; and the next transfer begins with a look
+// whether all of it would fit, so nothing is fetched over and over.
+func (t *fetcher) leave(err error) error {
+	if errors.Is(err, snapstore.ErrNoSpace) {
+		return t.receipt.Drop()
+	}
+	return t.receipt.Close()
 }
 
 // maxRounds bounds how often a commit may find that bytes which had been written are not
@@ -233,12 +250,31 @@ func (t *fetcher) move(ctx context.Context, missing []snapstore.Piece) error {
 	return t.rest(ctx)
 }
 
+// pulse looks after what nothing that happens would set off: workers whose rest has ended or
+// that may take over what has become late, and the last bytes before a silence.
+// It ends those who wait for their turn in the pace though there is nothing to do any more.
+func (t *fetcher) pulse(ctx context.Context, end context.CancelFunc) {
+	tick := time.NewTicker(pulseEvery)
+	defer tick.Stop()
+	for {
+		select {
+		case <-tick.C:
+			t.meter.catchUp()
+			if t.board.wake() {
+				end()
+			}
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 // drive runs the workers until there is nothing more that they can do.
 func (t *fetcher) drive(ctx context.Context) {
 	ctx, cancel := context.WithCancel(ctx)
-	defer context.AfterFunc(ctx, t.board.wake)()
+	defer context.AfterFunc(ctx, func() { t.board.wake() })()
 	var clock, workers sync.WaitGroup
-	clock.Go(func() { t.board.pulse(ctx) })
+	clock.Go(func() { t.pulse(ctx, cancel) })
 	for _, s := range t.board.sources {
 		for range t.Window {
 			workers.Go(func() { t.work(ctx, s) })
@@ -294,7 +330,12 @@ func (t *fetcher) release(ctx context.Context) {
 // failure types an error of a transfer.
 func failure(ctx context.Context, err error) *protocol.Failure {
 	if ctx.Err() != nil {
-		return &protocol.Failure{Kind: protocol.FailCancelled, Text: context.Cause(ctx).Error()}
+		why := context.Cause(ctx)
+		text := why.Error()
+		if f, ok := errors.AsType[*protocol.Failure](why); ok && f.Kind == protocol.FailCancelled {
+			text = f.Text
+		}
+		return &protocol.Failure{Kind: protocol.FailCancelled, Text: text}
 	}
 	if f, ok := errors.AsType[*protocol.Failure](err); ok {
 		return f

@@ -337,19 +337,29 @@ func TestFetchStealsFromStalledSource(t *testing.T) {
 	}
 }
 
+// smallStore opens a store on a disk of that size.
+func smallStore(t *testing.T, size string) (s *snapstore.Store, dir string) {
+	t.Helper()
+	dir = mountTmpfs(t, size)
+	s, err := snapstore.Open(dir, &snapstore.Options{Reserve: -1})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := s.Close(); err != nil {
+			t.Error(err)
+		}
+	})
+	return s, dir
+}
+
 // No space for the transfer, found before it begins and in its middle.
 func TestFetchDiskFull(t *testing.T) {
 	files := tree{"a": bytesOf(1, 40*mib)}
 	p := newPeer(t, 1, nil, nil)
 	held := hold(t, 10, files, p)
-	dir := mountTmpfs(t, "24m")
-
-	s, err := snapstore.Open(dir, &snapstore.Options{Reserve: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	_, _, err = newClient(t).Fetch(t.Context(), Fetch{Store: s, ID: held.ID, Sources: sources(p)})
+	s, _ := smallStore(t, "24m")
+	_, _, err := newClient(t).Fetch(t.Context(), Fetch{Store: s, ID: held.ID, Sources: sources(p)})
 	wantFailure(t, err, protocol.FailNoSpace, 0)
 	if n := p.asked.Load(); n != 0 {
 		t.Errorf("%d requests for a snapshot that does not fit, want none", n)
@@ -361,12 +371,7 @@ func TestFetchDiskFullInTheMiddle(t *testing.T) {
 	files := tree{"a": bytesOf(1, 40*mib)}
 	p := newPeer(t, 1, nil, nil)
 	held := hold(t, 10, files, p)
-	dir := mountTmpfs(t, "64m")
-	s, err := snapstore.Open(dir, &snapstore.Options{Reserve: -1})
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
+	s, dir := smallStore(t, "64m")
 	var served atomic.Int64
 	p.onData(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		if served.Add(1) == 3 {
@@ -381,6 +386,39 @@ func TestFetchDiskFullInTheMiddle(t *testing.T) {
 	if stats.Sources[0].Failed != nil {
 		t.Errorf("the source is blamed: %v", stats.Sources[0].Failed)
 	}
+	// Others on the disk need the space, and nothing can go on here soon.
+	if left, err := os.ReadDir(dir + "/receive"); err != nil || len(left) > 0 {
+		t.Errorf("left in the staging: %v, %v", left, err)
+	}
+}
+
+// A full disk ends the transfer also for those who still wait for their turn in the pace.
+func TestFetchDiskFullUnderLowLimit(t *testing.T) {
+	files := tree{"a": bytesOf(1, 40*mib)}
+	p := newPeer(t, 1, nil, nil)
+	held := hold(t, 10, files, p)
+	s, dir := smallStore(t, "64m")
+	waits := make(chan struct{}, 100)
+	p.onData(func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+		<-waits // the second one, which has begun
+		if err := os.WriteFile(dir+"/ballast", bytesOf(9, 62*mib), 0o600); err != nil {
+			t.Error(err)
+		}
+		next.ServeHTTP(w, r)
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
+	defer cancel()
+	var turns atomic.Int64
+	_, _, err := newClient(t).Fetch(ctx, Fetch{Store: s, ID: held.ID, Sources: sources(p), Window: 2, Work: &snapstore.Work{
+		Wait: func(ctx context.Context, _ int) error {
+			if turns.Add(1) == 1 {
+				return nil
+			}
+			waits <- struct{}{}
+			<-ctx.Done()
+			return ctx.Err()
+		}}})
+	wantFailure(t, err, protocol.FailNoSpace, 0)
 }
 
 // Progress is told, does not fall, and ends with everything.

@@ -19,6 +19,7 @@ type meter struct {
 
 	mu   sync.Mutex // held while tell runs, so that calls do not overlap
 	last time.Time  // guarded by mu
+	told int64      // guarded by mu; bytes that the owner knows of
 }
 
 func newMeter(tell func(fetched, reused int64)) *meter { return &meter{tell: tell} }
@@ -35,8 +36,9 @@ func (m *meter) reuse(n int64) {
 	m.report(true)
 }
 
-// report tells the owner, now if it must be. Somebody who finds it being told elsewhere
-// leaves: his bytes will be in the next report.
+// report tells the owner, now if it must be. Somebody who finds it being told elsewhere, or
+// told just now, leaves: whoever moves bytes calls catchUp now and then, which makes good
+// for the last of them.
 func (m *meter) report(must bool) {
 	if must {
 		m.mu.Lock()
@@ -44,9 +46,24 @@ func (m *meter) report(must bool) {
 		return
 	}
 	defer m.mu.Unlock()
-	if now := time.Now(); must || now.Sub(m.last) >= reportEvery {
-		m.last = now
-		m.tell(m.fetched.Load(), m.reused.Load())
+	if must || time.Since(m.last) >= reportEvery {
+		m.reportLocked()
+	}
+}
+
+func (m *meter) reportLocked() {
+	fetched, reused := m.fetched.Load(), m.reused.Load()
+	m.last, m.told = time.Now(), fetched+reused
+	m.tell(fetched, reused)
+}
+
+// catchUp tells the owner of bytes that it has not been told of, and nothing otherwise: a
+// report without news is a sign of life.
+func (m *meter) catchUp() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.fetched.Load()+m.reused.Load() > m.told && time.Since(m.last) >= reportEvery {
+		m.reportLocked()
 	}
 }
 
@@ -56,6 +73,41 @@ func (m *meter) watching(w *snapstore.Work) *snapstore.Work {
 		m.report(false)
 		return w.Wait(ctx, bytes)
 	}}
+}
+
+// syncPulse is how often it is told that the disk is busy with what has come.
+const syncPulse = time.Second
+
+// watchSyncs gives signs of life while the disk makes something durable, until it is called
+// off: a slow disk is no stall. One that has not come to an end of anything for longer than
+// patience gets none any more. syncing tells how many ends there were, and whether the disk
+// is busy.
+func (m *meter) watchSyncs(syncing func() (done int64, busy bool), patience time.Duration) (stop func()) {
+	quit := make(chan struct{})
+	var clock sync.WaitGroup
+	clock.Go(func() {
+		tick := time.NewTicker(syncPulse)
+		defer tick.Stop()
+		last, since := int64(-1), time.Time{}
+		for {
+			select {
+			case <-quit:
+				return
+			case <-tick.C:
+			}
+			done, busy := syncing()
+			if done != last || !busy {
+				last, since = done, time.Now()
+			}
+			if busy && time.Since(since) < patience {
+				m.report(true)
+			}
+		}
+	})
+	return func() {
+		close(quit)
+		clock.Wait()
+	}
 }
 
 func (m *meter) totals() (fetched, reused int64) { return m.fetched.Load(), m.reused.Load() }

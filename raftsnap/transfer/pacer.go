@@ -113,16 +113,6 @@ func (p *Pacer) Observe(fsync time.Duration) {
 // number of them at once.
 func (p *Pacer) Work() *snapstore.Work { return &snapstore.Work{Wait: p.wait} }
 
-// Rate returns how many bytes per second are granted now, 0 for no limit.
-func (p *Pacer) Rate() int64 {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if math.IsInf(p.rate, 1) {
-		return 0
-	}
-	return int64(p.rate)
-}
-
 // wait returns when bytes more may be moved. It takes them by slices, so that a change of
 // the rate also concerns who waits already.
 func (p *Pacer) wait(ctx context.Context, bytes int) error {

@@ -19,6 +19,13 @@ import (
 const (
 	// serveSlice is how much is sent between two looks at lease, pace and deadline.
 	serveSlice = 1 << 20
+	// leastSlice is the same of an answer that begins, or that the pace holds up: with 16
+	// requests at a time and 15 s until a receiver takes a source for dead, that keeps a
+	// rate of 5 kB/s from looking like a stall.
+	leastSlice = 4 << 10
+	// A slice that waited for less than waitShort is followed by one twice as long, and
+	// one that waited for more than waitLong by one of half the length.
+	waitShort, waitLong = 100 * time.Millisecond, time.Second
 	// smallExtent is below which reading and writing is cheaper than handing the kernel
 	// the file, which flushes what is buffered.
 	smallExtent = 64 << 10
@@ -131,7 +138,7 @@ func (s *Server) file(w http.ResponseWriter, r *http.Request, k leaseKey, number
 		w.Header().Set("Content-Range", contentRange(off, length, l.sizes[n]))
 	}
 	s.beginData(w, status, length)
-	return s.aborting(s.send(w, r, l, f, length))
+	return s.aborting(s.answer(w, r, l).send(f, length))
 }
 
 // pieces sends several extents, of several files, one after the other: a thousand small
@@ -150,8 +157,9 @@ func (s *Server) pieces(w http.ResponseWriter, r *http.Request, k leaseKey) erro
 		return err
 	}
 	s.beginData(w, http.StatusOK, total)
+	a := s.answer(w, r, l)
 	for _, e := range q.Extents {
-		if err := s.sendExtent(w, r, l, e); err != nil {
+		if err := a.sendExtent(e); err != nil {
 			return s.aborting(err)
 		}
 	}
@@ -197,13 +205,27 @@ func (s *Server) open(l *lease, e extent) (*os.File, error) {
 	return f, nil
 }
 
-func (s *Server) sendExtent(w http.ResponseWriter, r *http.Request, l *lease, e extent) error {
-	f, err := s.open(l, e)
+// answer is one that is being sent under a lease.
+type answer struct {
+	s     *Server
+	w     http.ResponseWriter
+	r     *http.Request
+	lease *lease
+	slice int64 // how much is paid for at a time
+	slow  bool  // the last wait for the pace was not short
+}
+
+func (s *Server) answer(w http.ResponseWriter, r *http.Request, l *lease) *answer {
+	return &answer{s: s, w: w, r: r, lease: l, slice: leastSlice}
+}
+
+func (a *answer) sendExtent(e extent) error {
+	f, err := a.s.open(a.lease, e)
 	if err != nil {
 		return err
 	}
 	defer f.Close()
-	return s.send(w, r, l, f, e.length)
+	return a.send(f, e.length)
 }
 
 // beginData starts an answer whose length is known, which is what lets the kernel copy
@@ -229,22 +251,33 @@ func (s *Server) aborting(err error) error {
 var buffers = sync.Pool{New: func() any { return new([smallExtent]byte) }}
 
 // send sends length bytes of f from where it stands.
-func (s *Server) send(w http.ResponseWriter, r *http.Request, l *lease, f *os.File, length int64) error {
-	rc := http.NewResponseController(w)
+func (a *answer) send(f *os.File, length int64) error {
+	rc := http.NewResponseController(a.w)
 	for length > 0 {
-		n := min(length, serveSlice)
-		if err := s.pace(r.Context(), n); err != nil {
+		n := min(length, a.slice)
+		if err := a.pace(n); err != nil {
 			return err
 		}
-		if err := s.extend(rc); err != nil {
+		if err := a.s.extend(rc); err != nil {
 			return err
 		}
-		moved, err := copySlice(w, f, n)
-		s.count(l, moved)
+		moved, err := copySlice(a.w, f, n)
+		a.s.count(a.lease, moved)
+		if err == nil && a.slow {
+			err = flush(rc) // the next slice may be long in coming
+		}
 		if err != nil {
 			return err
 		}
 		length -= n
+	}
+	return nil
+}
+
+// flush sends what is buffered. A writer that cannot be told to has its own ways.
+func flush(rc *http.ResponseController) error {
+	if err := rc.Flush(); !errors.Is(err, http.ErrNotSupported) {
+		return err
 	}
 	return nil
 }
@@ -291,6 +324,25 @@ func (s *Server) extend(rc *http.ResponseController) error {
 		return nil
 	}
 	return err
+}
+
+// pace waits until n bytes may be sent, and learns from the wait how many it should be the
+// next time: a receiver must see bytes now and then also under a low limit.
+func (a *answer) pace(n int64) error {
+	s := a.s
+	began := time.Now()
+	if err := s.pace(a.r.Context(), n); err != nil {
+		return err
+	}
+	waited := time.Since(began)
+	a.slow = waited >= waitShort
+	switch {
+	case !a.slow:
+		a.slice = min(2*a.slice, serveSlice)
+	case waited > waitLong:
+		a.slice = max(a.slice/2, leastSlice)
+	}
+	return nil
 }
 
 func (s *Server) pace(ctx context.Context, n int64) error {

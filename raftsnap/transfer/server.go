@@ -44,8 +44,8 @@ type ServerOptions struct {
 	// Patience is how long a receiver waits for the first verification of a snapshot
 	// before it is told to come again: 3 s by default. The verification goes on.
 	Patience time.Duration
-	// Stall is how long a receiver may take for one slice of 1 MiB before its connection
-	// is given up: 30 s by default.
+	// Stall is how long a receiver may take for one slice, of 1 MiB at most, before its
+	// connection is given up: 30 s by default.
 	Stall time.Duration
 	// Work paces what is read for serving and verification. Nil means no limit.
 	Work *snapstore.Work

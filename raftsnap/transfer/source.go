@@ -137,6 +137,13 @@ func (b *board) leased(s *source) {
 	b.cond.Broadcast()
 }
 
+// unleased notes that the lease of a source has run out.
+func (b *board) unleased(s *source) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	s.leased = false
+}
+
 // isLeased tells whether a source has given a lease that is not known to be lost.
 func (b *board) isLeased(s *source) bool {
 	b.mu.Lock()

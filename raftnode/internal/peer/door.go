@@ -6,6 +6,7 @@ import (
 	"crypto/tls"
 	"encoding/json"
 	"errors"
+	"fmt"
 	"io/fs"
 	"log/slog"
 	"net/http"
@@ -74,7 +75,8 @@ type Door struct {
 	}
 }
 
-// NewDoor opens the door of a data directory, which is made if need be.
+// NewDoor opens the door of a data directory, which is made if need be. A directory whose
+// member has taken part in a group and that lacks what it knew of the others is ErrCorrupt.
 func NewDoor(dir string, opts *DoorOptions) (*Door, error) {
 	d := &Door{opts: opts.withDefaults(), mux: http.NewServeMux(), grace: graceTime}
 	d.log = d.opts.Logger
@@ -93,6 +95,11 @@ func NewDoor(dir string, opts *DoorOptions) (*Door, error) {
 		return nil, err
 	}
 	if id != nil {
+		if id.Started && !id.Removed {
+			if err := d.known.check(id.Group); err != nil {
+				return nil, err
+			}
+		}
 		d.setIdentity(id)
 	}
 	// Questions are few and far between: no connection is kept for them.
@@ -169,10 +176,42 @@ func (d *Door) LoadTable() ([]protocol.Member, error) {
 	return t.Members, err
 }
 
+// MarkRun notes durably that the member's log exists: from then on the member must not begin
+// with an empty one, since it would have forgotten its vote and its entries.
+func (d *Door) MarkRun() error {
+	if ran, err := d.HasRun(); ran || err != nil {
+		return err
+	}
+	return d.disk.put(ranFile, ranKind, ran{d.Identity().Incarnation})
+}
+
+// HasRun reports whether MarkRun was called in this directory. The mark of another one is
+// ErrCorrupt.
+func (d *Door) HasRun() (bool, error) {
+	var r ran
+	err := d.disk.get(ranFile, ranKind, &r)
+	switch own := d.Identity(); {
+	case errors.Is(err, fs.ErrNotExist):
+		return false, nil
+	case err != nil:
+		return false, err
+	case own == nil || r.Incarnation != own.Incarnation:
+		return false, fmt.Errorf("%w: %s is of another data directory", ErrCorrupt, ranFile)
+	}
+	return true, nil
+}
+
 const (
 	tableFile = "table.json"
 	tableKind = "table"
+	ranFile   = "ran"
+	ranKind   = "ran"
 )
+
+// ran is the mark of a directory whose member has run.
+type ran struct {
+	Incarnation string `json:"incarnation"`
+}
 
 type table struct {
 	Members []protocol.Member `json:"members"`

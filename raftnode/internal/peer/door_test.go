@@ -113,6 +113,62 @@ func TestDamagedPeersFile(t *testing.T) {
 	wantIs(t, err, ErrCorrupt)
 }
 
+// TestMissingPeersFile holds R11: what a member knows of the others is not forgotten with a
+// file, nor exchanged for what somebody else knows.
+func TestMissingPeersFile(t *testing.T) {
+	a, b, alone := newSite(t, "a"), newSite(t, "b"), newSite(t, "c")
+	bootstrap(t, a, b)
+	bootstrap(t, alone)
+	for _, s := range []*site{a, alone} {
+		path := filepath.Join(s.dir, knownFile)
+		data, err := os.ReadFile(path)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.Remove(path); err != nil {
+			t.Fatal(err)
+		}
+		_, err = NewDoor(s.dir, nil)
+		wantIs(t, err, ErrCorrupt)
+		for _, part := range []string{knownFile + " is missing", "put the file of this directory back", "add it anew"} {
+			if !strings.Contains(err.Error(), part) {
+				t.Errorf("%q lacks %q", err, part)
+			}
+		}
+		other := knownTable{Group: GroupID(a.door.Identity().Initial[:1])}
+		if err := (disk{dir: s.dir}).put(knownFile, knownKind, other); err != nil {
+			t.Fatal(err)
+		}
+		_, err = NewDoor(s.dir, nil)
+		wantIs(t, err, ErrCorrupt)
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s.open(nil)
+	}
+}
+
+// TestMark: the mark of a member that has run is this directory's, and survives.
+func TestMark(t *testing.T) {
+	a, b := newSite(t, "a"), newSite(t, "b")
+	bootstrap(t, a, b)
+	if ran, err := a.door.HasRun(); ran || err != nil {
+		t.Errorf("has run before it did: %v, %v", ran, err)
+	}
+	if err := a.door.MarkRun(); err != nil {
+		t.Fatal(err)
+	}
+	a.open(nil)
+	if ran, err := a.door.HasRun(); !ran || err != nil {
+		t.Errorf("the mark is lost: %v, %v", ran, err)
+	}
+	if err := os.Rename(filepath.Join(a.dir, ranFile), filepath.Join(b.dir, ranFile)); err != nil {
+		t.Fatal(err)
+	}
+	_, err := b.door.HasRun()
+	wantIs(t, err, ErrCorrupt)
+}
+
 // TestKnownLimit: strangers with the right group cannot fill the disk.
 func TestKnownLimit(t *testing.T) {
 	k, err := loadKnown(disk{dir: t.TempDir()})

@@ -105,6 +105,9 @@ func (d *Door) begin(name string) *Identity {
 }
 
 func (d *Door) start(id *Identity) (*Identity, error) {
+	if err := d.known.keep(); err != nil {
+		return nil, err
+	}
 	id.Started = true
 	if err := d.save(id); err != nil {
 		return nil, err

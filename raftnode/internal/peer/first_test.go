@@ -7,7 +7,6 @@ import (
 	"net/http"
 	"net/http/httptest"
 	"os"
-	"path/filepath"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -204,7 +203,7 @@ func TestLateObjection(t *testing.T) {
 	bootstrap(t, a, b, c)
 	a.wipe()
 	a.door.grace = patience
-	if err := os.Remove(filepath.Join(b.dir, knownFile)); err != nil { // b has never met a
+	if err := b.door.disk.put(knownFile, knownKind, knownTable{Group: b.door.Identity().Group}); err != nil { // b has never met a
 		t.Fatal(err)
 	}
 	b.open(nil)

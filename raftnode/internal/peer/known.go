@@ -2,6 +2,7 @@ package peer
 
 import (
 	"errors"
+	"fmt"
 	"io/fs"
 	"maps"
 	"slices"
@@ -25,6 +26,7 @@ type known struct {
 	mu    sync.Mutex
 	group string
 	rows  map[uint64]knownRow
+	kept  bool // there is a file of this group
 }
 
 type knownRow struct {
@@ -41,10 +43,11 @@ type knownTable struct {
 
 func loadKnown(d disk) (*known, error) {
 	var file knownTable
-	if err := d.get(knownFile, knownKind, &file); err != nil && !errors.Is(err, fs.ErrNotExist) {
+	err := d.get(knownFile, knownKind, &file)
+	if err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return nil, err
 	}
-	k := &known{disk: d, group: file.Group, rows: map[uint64]knownRow{}}
+	k := &known{disk: d, group: file.Group, rows: map[uint64]knownRow{}, kept: err == nil}
 	for _, r := range file.Peers {
 		k.rows[r.ID] = r
 	}
@@ -57,8 +60,35 @@ func (k *known) bind(group string) {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	if k.group != group {
-		k.group, k.rows = group, map[uint64]knownRow{}
+		k.group, k.rows, k.kept = group, map[uint64]knownRow{}, false
 	}
+}
+
+// keep sees to it that there is a file, if only an empty one, before the member takes part
+// in its group: from then on a file that is gone was taken away.
+func (k *known) keep() error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	if k.kept {
+		return nil
+	}
+	return k.writeLocked(k.rows)
+}
+
+// check refuses a member that has taken part and has lost what it knew of the others. It
+// could let a wiped member in, which votes anew in a term that it has voted in (R11).
+func (k *known) check(group string) error {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	const advice = "it says which data directories the other members have, and without it a wiped one could vote twice; " +
+		"put the file of this directory back, or remove the member from the group and add it anew with an empty directory"
+	switch {
+	case !k.kept:
+		return fmt.Errorf("%w: %s is missing in the data directory of a member that has run: %s", ErrCorrupt, knownFile, advice)
+	case k.group != group:
+		return fmt.Errorf("%w: %s is of group %s, this member of %s: %s", ErrCorrupt, knownFile, short(k.group), short(group), advice)
+	}
+	return nil
 }
 
 // see takes the first incarnation of an id for the true one, durably, and refuses every
@@ -121,13 +151,17 @@ func (k *known) putLocked(row knownRow) error {
 	}
 	next := maps.Clone(k.rows)
 	next[row.ID] = row
+	return k.writeLocked(next)
+}
+
+func (k *known) writeLocked(rows map[uint64]knownRow) error {
 	file := knownTable{Group: k.group}
-	for _, id := range slices.Sorted(maps.Keys(next)) {
-		file.Peers = append(file.Peers, next[id])
+	for _, id := range slices.Sorted(maps.Keys(rows)) {
+		file.Peers = append(file.Peers, rows[id])
 	}
 	if err := k.disk.put(knownFile, knownKind, file); err != nil {
 		return err
 	}
-	k.rows = next
+	k.rows, k.kept = rows, true
 	return nil
 }

@@ -1,87 +1,39 @@
 package peer
 
 import (
-	"crypto/ecdsa"
-	"crypto/elliptic"
-	"crypto/rand"
 	"crypto/tls"
-	"crypto/x509"
-	"crypto/x509/pkix"
-	"encoding/pem"
-	"math/big"
-	"net"
 	"net/http"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
-	"time"
+
+	"github.com/snapferry/snapferry/internal/certtest"
 )
 
 // authority makes certificates for one test.
 type authority struct {
-	t    *testing.T
-	dir  string
-	cert *x509.Certificate
-	key  *ecdsa.PrivateKey
-	next int64
+	*certtest.Authority
+	t *testing.T
 }
 
 func newAuthority(t *testing.T) *authority {
-	a := &authority{t: t, dir: t.TempDir()}
-	a.key = a.newKey()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1), Subject: pkix.Name{CommonName: "authority"}, IsCA: true, BasicConstraintsValid: true,
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageCertSign,
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, template, &a.key.PublicKey, a.key)
+	t.Helper()
+	ca, err := certtest.New(t.TempDir(), "ca")
 	if err != nil {
 		t.Fatal(err)
 	}
-	if a.cert, err = x509.ParseCertificate(der); err != nil {
-		t.Fatal(err)
-	}
-	a.write("ca.pem", "CERTIFICATE", der)
-	return a
+	return &authority{ca, t}
 }
 
-func (a *authority) newKey() *ecdsa.PrivateKey {
-	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return key
-}
-
-func (a *authority) write(name, kind string, der []byte) string {
-	path := filepath.Join(a.dir, name)
-	if err := os.WriteFile(path, pem.EncodeToMemory(&pem.Block{Type: kind, Bytes: der}), 0o600); err != nil {
-		a.t.Fatal(err)
-	}
-	return path
-}
-
-// member gives the files of a member's certificate for 127.0.0.1.
+// member gives the files of a member's certificate.
 func (a *authority) member(name string, mutual bool) *TLS {
-	a.next++
-	key := a.newKey()
-	template := &x509.Certificate{
-		SerialNumber: big.NewInt(1 + a.next), Subject: pkix.Name{CommonName: name}, IPAddresses: []net.IP{net.IPv4(127, 0, 0, 1)},
-		NotBefore: time.Now().Add(-time.Hour), NotAfter: time.Now().Add(time.Hour), KeyUsage: x509.KeyUsageDigitalSignature,
-		ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageServerAuth, x509.ExtKeyUsageClientAuth},
-	}
-	der, err := x509.CreateCertificate(rand.Reader, template, a.cert, &key.PublicKey, a.key)
+	a.t.Helper()
+	certFile, keyFile, err := a.Issue(name)
 	if err != nil {
 		a.t.Fatal(err)
 	}
-	keyDER, err := x509.MarshalECPrivateKey(key)
-	if err != nil {
-		a.t.Fatal(err)
-	}
-	return &TLS{
-		CertFile: a.write(name+".pem", "CERTIFICATE", der), KeyFile: a.write(name+".key", "EC PRIVATE KEY", keyDER),
-		CAFile: filepath.Join(a.dir, "ca.pem"), RequireClientCert: mutual,
-	}
+	return &TLS{CertFile: certFile, KeyFile: keyFile, CAFile: a.CAFile, RequireClientCert: mutual}
 }
 
 // TestTLS: a group over TLS, with and without certificates of the clients.
@@ -98,7 +50,7 @@ func TestTLS(t *testing.T) {
 		delivered(t, a, b)
 		delivered(t, b, a)
 
-		bare, err := (&TLS{CAFile: filepath.Join(ca.dir, "ca.pem")}).Client()
+		bare, err := (&TLS{CAFile: ca.CAFile}).Client()
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -126,13 +78,16 @@ func TestForeignAuthority(t *testing.T) {
 func TestTLSFiles(t *testing.T) {
 	ca := newAuthority(t)
 	good := ca.member("a", true)
-	junk := ca.write("junk.pem", "JUNK", nil)
+	junk := filepath.Join(t.TempDir(), "junk.pem")
+	if err := os.WriteFile(junk, []byte("-----BEGIN JUNK-----\n-----END JUNK-----\n"), 0o600); err != nil {
+		t.Fatal(err)
+	}
 	for what, spoil := range map[string]func(*TLS){
 		"no certificate": func(c *TLS) { c.CertFile = "" },
 		"no key":         func(c *TLS) { c.KeyFile = "" },
 		"other key":      func(c *TLS) { c.KeyFile = ca.member("b", false).KeyFile },
 		"no CA":          func(c *TLS) { c.CAFile = "" },
-		"absent CA":      func(c *TLS) { c.CAFile = filepath.Join(ca.dir, "absent") },
+		"absent CA":      func(c *TLS) { c.CAFile += ".absent" },
 		"junk CA":        func(c *TLS) { c.CAFile = junk },
 	} {
 		c := *good

@@ -8,6 +8,7 @@ import (
 	"syscall"
 	"testing"
 
+	"github.com/snapferry/snapferry/internal/sentinel"
 	"github.com/snapferry/snapferry/raftnode/internal/raftlog"
 	"github.com/snapferry/snapferry/raftnode/internal/raftlog/walsim"
 	"go.etcd.io/raft/v3"
@@ -389,7 +390,7 @@ func TestClosed(t *testing.T) {
 	l, _ := simulated(t)
 	must(t, l.Close())
 	must(t, l.Close())
-	if err := l.Save(state(1, 1), entries(2, 2, 1), true); !errors.Is(err, raftlog.ErrClosed) {
+	if err := l.Save(state(1, 1), entries(2, 2, 1), true); !errors.Is(err, raftlog.ErrClosed) || !errors.Is(err, sentinel.Closed) {
 		t.Fatalf("save after close: %v", err)
 	}
 }

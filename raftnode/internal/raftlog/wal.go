@@ -5,6 +5,8 @@ import (
 	"fmt"
 
 	pb "go.etcd.io/raft/v3/raftpb"
+
+	"github.com/snapferry/snapferry/internal/sentinel"
 )
 
 // WAL is the durable half of a Log. It is used by one goroutine at a time. After an error from any method the
@@ -41,7 +43,8 @@ type Replay struct {
 	Entries []*pb.Entry
 }
 
-// Conditions a caller may want to tell apart.
+// Conditions a caller may want to tell apart. ErrDamaged and ErrClosed are also what the rest of the module calls
+// corrupt and closed.
 var (
 	// ErrOld means that a snapshot is not newer than the one recorded, or that it lies below the log. It is not
 	// needed and may be dropped.
@@ -51,13 +54,13 @@ var (
 	// ErrForked means that the own log has another term at the snapshot's index: the two are of different histories.
 	ErrForked = errors.New("snapshot is of another history")
 	// ErrDamaged means that the files of the WAL cannot be trusted. Errors that match it say which file.
-	ErrDamaged = errors.New("log is damaged")
+	ErrDamaged = fmt.Errorf("log is damaged: %w", sentinel.Corrupt)
 	// ErrOtherMember means that the WAL was created with other metadata.
 	ErrOtherMember = errors.New("log belongs to another member")
 	// ErrLocked means that another process uses the WAL.
 	ErrLocked = errors.New("log is in use by another process")
 	// ErrClosed means that the log was closed.
-	ErrClosed = errors.New("log is closed")
+	ErrClosed = fmt.Errorf("log: %w", sentinel.Closed)
 )
 
 // A DamageError says where a WAL is damaged. It matches ErrDamaged.

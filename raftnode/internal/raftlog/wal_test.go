@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/snapferry/snapferry/internal/sentinel"
 	"github.com/snapferry/snapferry/raftnode/internal/raftlog"
 	"go.etcd.io/etcd/server/v3/storage/wal"
 	"go.etcd.io/etcd/server/v3/storage/wal/walpb"
@@ -81,7 +82,7 @@ func (d *disk) refused(what string) *raftlog.DamageError {
 		must(d.t, w.Close())
 	}
 	var damage *raftlog.DamageError
-	if !errors.As(err, &damage) || !errors.Is(err, raftlog.ErrDamaged) {
+	if !errors.As(err, &damage) || !errors.Is(err, raftlog.ErrDamaged) || !errors.Is(err, sentinel.Corrupt) {
 		d.t.Fatalf("%s: %v, want a DamageError", what, err)
 	}
 	if !strings.Contains(err.Error(), damage.File) || !strings.Contains(err.Error(), "remove it from the group") {
