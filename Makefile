@@ -14,7 +14,7 @@ FUZZTIME ?= 10s
 ROUNDS   ?= 5
 
 # Packages with goroutines of their own. Missing ones are left out.
-CONCURRENT := . ./blob/... ./checkpoint/... ./source/... ./snapshot/... ./raftsnap/... ./raftnode/... ./server/... ./internal/... ./cmd/...
+CONCURRENT := . ./promobserver/... ./blob/... ./checkpoint/... ./source/... ./snapshot/... ./raftsnap/... ./raftnode/... ./server/... ./internal/... ./cmd/...
 RACE       ?= $(foreach p,$(CONCURRENT),$(if $(wildcard $(patsubst %/...,%,$(p))/*.go $(patsubst %/...,%,$(p))/*/*.go),$(p)))
 
 # limit SECONDS: the whole group of processes ends when the time is over.
@@ -50,7 +50,7 @@ servers: ## the real object stores that tests start, built into the cache of Go
 test-all: SERVERS := fakegcs/fake-gcs-server seaweedfs/weed
 test-all: portable servers ## all tests again, uncached and longer (SNAPFERRY_LONG=1), and builds for other platforms
 	@$(call want,npm,nodejs npm)
-	SNAPFERRY_LONG=1 $(call limit,1020) $(GO) test -count=1 -timeout 16m $(PKG)
+	SNAPFERRY_LONG=1 $(call limit,1130) $(GO) test -count=1 -timeout 18m $(PKG)
 
 # The engine runs on Linux; what is free of files must build everywhere.
 portable:
@@ -68,7 +68,7 @@ test-rocksdb: ## RocksDB's checkpoint with recycled logs, against Debian's libra
 
 race: ## the concurrent packages under the race detector, in their short form
 	$(call need,gcc,gcc libc6-dev)
-	CGO_ENABLED=1 $(call limit,1170) $(GO) test -race -short -timeout 18m $(RACE)
+	CGO_ENABLED=1 $(call limit,1280) $(GO) test -race -short -timeout 20m $(RACE)
 
 chaos: ## kill, crash, fault and model tests, ROUNDS times with new seeds
 	SNAPFERRY_LONG=1 SNAPFERRY_CHAOS=1 $(call limit,3600) $(GO) test -count=$(ROUNDS) -timeout 50m \
@@ -92,8 +92,8 @@ bench-raft: ## Raft groups and transfers against etcd and plain HTTP; BENCH='-ro
 check: ## format, vet, staticcheck and the house rules
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt these files:"; echo "$$unformatted"; exit 1; }
 	set -x
-	$(call limit,300) $(GO) vet ./...
-	$(call limit,300) $(GO) tool staticcheck ./...
+	$(call limit,200) $(GO) vet ./...
+	$(call limit,200) $(GO) tool staticcheck ./...
 	$(GO) test -count=1 ./internal/lint
 
 clean: ## what the other targets left in the tree
