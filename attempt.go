@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"maps"
 	"slices"
 	"sync"
@@ -91,13 +92,38 @@ func (a *attempt) put(ctx context.Context, key string, body blob.Body) error {
 	if err != nil {
 		return err
 	}
-	if err := a.task.blobs.Put(ctx, key, body, blob.PutOptions{TTL: a.task.ttl()}); err != nil {
+	if err := a.task.putBlob(ctx, key, body); err != nil {
 		return err
 	}
 	a.mu.Lock()
 	a.unnamed = append(a.unnamed, waiting{key, since})
 	a.mu.Unlock()
 	return nil
+}
+
+// expiringSize bounds the blobs that the store may expire: what every driver can create
+// only if it is absent. Larger ones are left to the sweep alone.
+const expiringSize = 32 << 20
+
+// putBlob puts a blob under a key that nobody else writes. One that can expire is created
+// only: a try whose answer was lost and that arrives after the seal would bring the expiry
+// back, and a published blob would go (I2).
+func (t *Task) putBlob(ctx context.Context, key string, body blob.Body) error {
+	if !t.info.ExpireUnsealed {
+		return t.blobs.Put(ctx, key, body, blob.PutOptions{TTL: t.ttl()})
+	}
+	if body.Size > expiringSize {
+		return t.blobs.Put(ctx, key, body, blob.PutOptions{})
+	}
+	err := t.blobs.Put(ctx, key, body, blob.PutOptions{TTL: unsealedTTL, IfAbsent: true})
+	if !errors.Is(err, fs.ErrExist) {
+		return err
+	}
+	info, err := t.blobs.Stat(ctx, key) // an earlier try's
+	if err == nil && info.Size != body.Size {
+		err = fmt.Errorf("put %s: it is there with %d bytes of %d: %w", key, info.Size, body.Size, ErrCorrupt)
+	}
+	return err
 }
 
 // putPack is put for data; a long upload records its progress after it.

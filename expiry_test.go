@@ -1,11 +1,13 @@
 package snapferry
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"io/fs"
 	"strings"
+	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -167,4 +169,42 @@ func TestNoFencing(t *testing.T) {
 	if err != nil || fine.NoFencing {
 		t.Errorf("a store that fences: %+v, %v", fine, err)
 	}
+}
+
+// lateStore loses the first answer of one put; what was sent arrives only after the seal,
+// when the Store has long sent it again under the same name.
+type lateStore struct {
+	expiring
+	mu   sync.Mutex
+	late func()
+}
+
+func (l *lateStore) Put(ctx context.Context, key string, body blob.Body, opts blob.PutOptions) error {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if opts.TTL == 0 || l.late != nil || !strings.Contains(key, "/b/") {
+		return l.expiring.Put(ctx, key, body, opts)
+	}
+	var sent bytes.Buffer
+	if err := body.Copy(ctx, &sent); err != nil {
+		return err
+	}
+	l.late = func() { _ = l.expiring.Put(context.Background(), key, blob.Bytes(sent.Bytes()), opts) }
+	return blob.Retriable(errors.New("connection reset"))
+}
+
+// I1, I2: no published blob can expire, also when a put whose answer was lost lands late.
+func TestLatePutAfterSealI2(t *testing.T) {
+	e := &lateStore{}
+	e.Driver = memblob.New()
+	_, err := Init(t.Context(), blob.New(e, nil), &InitOptions{ExpireUnsealed: true})
+	check(t, err)
+	w := newWorldOn(t, e)
+	w.write(map[string]string{"a": "alpha", "d/b": "beta"})
+	w.mustCommit(w.open(), nil)
+	e.late()
+	if gone := e.Expire(); len(gone) > 0 {
+		t.Errorf("the store can remove %q of a checkpoint", gone)
+	}
+	w.wantSound()
 }

@@ -16,6 +16,10 @@ import (
 	"github.com/snapferry/snapferry/blob"
 )
 
+// defaultSinglePut is also what can be put conditionally, since a store need not keep a
+// condition on an upload of several parts.
+const defaultSinglePut = 32 << 20
+
 // Options say how a bucket is reached and how objects are put; nil and the zero value are
 // S3 itself with what the environment says.
 type Options struct {
@@ -49,7 +53,8 @@ type Options struct {
 	// covered by a checksum or by the signature either way.
 	Checksums Checksums
 
-	// SinglePut is the largest body that goes in one request; default 32 MiB.
+	// SinglePut is the largest body that goes in one request; default 32 MiB. Conditional
+	// puts go in one up to the default, whatever is set here.
 	SinglePut int64
 	// PartSize is the size of the parts of larger ones; default 16 MiB, at least 5 MiB. It
 	// grows where 10,000 parts would not do.
@@ -98,7 +103,7 @@ func (o *Options) withDefaults() (Options, error) {
 	if o != nil {
 		v = *o
 	}
-	v.SinglePut = cmp.Or(v.SinglePut, 32<<20)
+	v.SinglePut = cmp.Or(v.SinglePut, defaultSinglePut)
 	v.PartSize = cmp.Or(v.PartSize, 16<<20)
 	v.Parallel = cmp.Or(v.Parallel, 4)
 	v.Buffers = cmp.Or(v.Buffers, 96<<20)

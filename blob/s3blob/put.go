@@ -20,11 +20,15 @@ func (d *Driver) Put(ctx context.Context, key string, body blob.Body, opts blob.
 	if err := ctx.Err(); err != nil {
 		return err
 	}
-	if body.Size <= d.opts.SinglePut {
+	single := d.opts.SinglePut
+	if opts.IfAbsent {
+		single = max(single, defaultSinglePut) // not all stores keep a condition on more than one request
+	}
+	if body.Size <= single {
 		return d.putSingle(ctx, key, body, opts)
 	}
 	if opts.IfAbsent {
-		return fmt.Errorf("%w: a conditional put of %d bytes: one request takes at most %d here, and not all stores keep a condition on more than one", blob.ErrUnsupported, body.Size, d.opts.SinglePut)
+		return fmt.Errorf("%w: a conditional put of %d bytes: one request takes at most %d here, and not all stores keep a condition on more than one", blob.ErrUnsupported, body.Size, single)
 	}
 	return d.putParts(ctx, key, body, opts)
 }
