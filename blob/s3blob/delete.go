@@ -3,6 +3,7 @@ package s3blob
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io/fs"
 	"sync"
 
@@ -69,7 +70,11 @@ func (d *Driver) deleteBatch(ctx context.Context, keys []string, failed map[stri
 	for _, k := range keys {
 		if err := byName[d.prefix+k]; err != nil {
 			failed[k] = err
+			delete(byName, d.prefix+k)
 		}
+	}
+	for name, err := range byName { // of a key that was not asked for: which one failed?
+		return blob.Retriable(fmt.Errorf("the store could not delete %q, which nobody asked for: %w", name, err))
 	}
 	return nil
 }

@@ -179,15 +179,27 @@ func TestBuffersBounded(t *testing.T) {
 	}
 }
 
+// A condition goes with a body in one request, whatever SinglePut is, and never with parts.
 func TestConditionalInOneRequest(t *testing.T) {
 	s := blobservers.Versity(t)
 	use(t, s)
-	st := newStore(t, s, manyParts)
-	err := st.Put(t.Context(), "t/k", blob.Bytes(big()), blob.PutOptions{IfAbsent: true})
+	opts, w := spoiled(manyParts, nil)
+	st := newStore(t, s, opts)
+	large := big()
+	for _, want := range []error{nil, fs.ErrExist} {
+		if err := st.Put(t.Context(), "t/k", blob.Bytes(large), blob.PutOptions{IfAbsent: true}); !errors.Is(err, want) {
+			t.Errorf("a conditional put of %d bytes: %v, want %v", len(large), err, want)
+		}
+	}
+	wantObject(t, st, "t/k", large)
+	if n := w.count("POST uploads"); n != 0 {
+		t.Errorf("%d uploads in parts", n)
+	}
+	err := st.Put(t.Context(), "t/l", blob.Bytes(make([]byte, defaultSinglePut+1)), blob.PutOptions{IfAbsent: true})
 	if !errors.Is(err, blob.ErrUnsupported) {
 		t.Errorf("a conditional put in parts: %v", err)
 	}
-	if _, err := st.Stat(t.Context(), "t/k"); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := st.Stat(t.Context(), "t/l"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("it is there: %v", err)
 	}
 }

@@ -219,6 +219,13 @@ func (d *Driver) hiddenVersion(ctx context.Context, key string) (*string, error)
 		if past || !aws.ToBool(out.IsTruncated) {
 			return nil, nil
 		}
-		in.KeyMarker, in.VersionIdMarker = out.NextKeyMarker, out.NextVersionIdMarker
+		if aws.ToString(out.NextKeyMarker) == "" {
+			return nil, blob.Retriable(errors.New("the store has more versions to list and does not say how to go on"))
+		}
+		marker, err := decode(out.NextKeyMarker, out.EncodingType)
+		if err != nil {
+			return nil, err
+		}
+		in.KeyMarker, in.VersionIdMarker = &marker, out.NextVersionIdMarker
 	}
 }

@@ -125,6 +125,40 @@ func TestDeleteErrors(t *testing.T) {
 	}
 }
 
+// An error of a key that nobody asked for is no success of those that were.
+func TestDeleteErrorOfUnknownKey(t *testing.T) {
+	d := alone(t, func(req *http.Request) (*http.Response, error) {
+		return answered(req, 200, `<DeleteResult><Error><Code>InternalError</Code></Error></DeleteResult>`), nil
+	})
+	if err := d.Delete(t.Context(), []string{"a", "b"}); !blob.IsRetriable(err) {
+		t.Errorf("%v", err)
+	}
+}
+
+// A listing of versions goes on where the store says, in its encoding, and never in circles.
+func TestVersionsGoOn(t *testing.T) {
+	var asked []string
+	next := "p%2Fodd%20key"
+	d := alone(t, func(req *http.Request) (*http.Response, error) {
+		q := req.URL.Query()
+		if !q.Has("versions") {
+			return answered(req, 404, failure("NoSuchKey", "")), nil
+		}
+		asked = append(asked, q.Get("key-marker"))
+		if len(asked) > 1 {
+			return answered(req, 200, `<ListVersionsResult><IsTruncated>false</IsTruncated></ListVersionsResult>`), nil
+		}
+		return answered(req, 200, `<ListVersionsResult><EncodingType>url</EncodingType><IsTruncated>true</IsTruncated><NextKeyMarker>`+next+`</NextKeyMarker></ListVersionsResult>`), nil
+	})
+	if _, err := d.hiddenVersion(t.Context(), "odd key"); err != nil || len(asked) != 2 || asked[1] != "p/odd key" {
+		t.Errorf("asked from %q, %v", asked, err)
+	}
+	asked, next = nil, ""
+	if _, err := d.hiddenVersion(t.Context(), "odd key"); !blob.IsRetriable(err) {
+		t.Errorf("a listing without an end: %v", err)
+	}
+}
+
 // A certificate is trusted because of the environment, because of the URL, or not at all.
 func TestCertificates(t *testing.T) {
 	s := blobservers.Versity(t)
