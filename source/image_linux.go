@@ -57,6 +57,9 @@ func (m *image) open(path string) (*file, error) {
 	if e.Type != Regular {
 		return nil, fmt.Errorf("is a %s, not a file", e.Type)
 	}
+	if err := lockedFiles.check(e.Identity); err != nil {
+		return nil, err
+	}
 	fd, err := m.openFile(e)
 	if err != nil {
 		return nil, err

@@ -28,6 +28,11 @@ type View struct {
 	// by File.Check, after the check that Path still leads to the file.
 	Check func() error
 
+	// Locked are files on which the process holds POSIX locks for as long as the image
+	// lives. No other image of the process opens them meanwhile: whoever closes a
+	// descriptor of such a file takes the locks away.
+	Locked []fs.FileInfo
+
 	// Release gives back what holds the moment. It is called once, when nothing reads.
 	Release func() error
 }

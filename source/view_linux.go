@@ -25,6 +25,12 @@ func OpenView(v View) (Image, error) {
 	}
 	e.Fresh, e.ChunkSize = true, v.ChunkSize
 	e.Size, e.Identity.Size = v.Size, v.Size
+	for _, info := range v.Locked {
+		if sys, ok := info.Sys().(*syscall.Stat_t); ok {
+			w.locked = append(w.locked, inode{sys.Dev, sys.Ino})
+		}
+	}
+	lockedFiles.add(w.locked, 1)
 	img.remove = w.end
 	return w, nil
 }
@@ -32,7 +38,8 @@ func OpenView(v View) (Image, error) {
 // A view is an image whose only file is not read from where it lies. It is its own File.
 type view struct {
 	*image
-	spec View
+	spec   View
+	locked []inode
 
 	// mu is held for reading by whoever reads, so that end waits.
 	mu    sync.RWMutex
@@ -58,6 +65,7 @@ func (w *view) end() error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.ended = true
+	defer lockedFiles.add(w.locked, -1)
 	return w.spec.Release()
 }
 
@@ -131,6 +139,40 @@ func (f viewFile) Check() error {
 	})
 	if err != nil {
 		return fmt.Errorf("check %w", f.explain(f.entry.Path, err))
+	}
+	return nil
+}
+
+type inode struct{ dev, ino uint64 }
+
+// inodes counts files. It is safe for concurrent use.
+type inodes struct {
+	mu    sync.Mutex
+	count map[inode]int
+}
+
+// lockedFiles are those that the views of this process name as Locked: such locks are the
+// process's, so the set is too.
+var lockedFiles = inodes{count: map[inode]int{}}
+
+func (s *inodes) add(files []inode, n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, f := range files {
+		if s.count[f] += n; s.count[f] == 0 {
+			delete(s.count, f)
+		}
+	}
+}
+
+// errLocked is a file that is read as a store of its own, under locks that would be lost.
+var errLocked = errors.New("is being backed up as a store of its own, and reading it here too would take its locks away: leave it out of this one")
+
+func (s *inodes) check(id Identity) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.count[inode{id.Dev, id.Ino}] > 0 {
+		return errLocked
 	}
 	return nil
 }

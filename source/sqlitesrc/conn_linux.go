@@ -6,6 +6,7 @@ import (
 	"strings"
 	"unsafe"
 
+	"golang.org/x/sys/unix"
 	"modernc.org/libc"
 	lib "modernc.org/sqlite/lib"
 )
@@ -125,6 +126,37 @@ func reserved(tls *libc.TLS, f *lib.TunixFile) bool {
 	return rc == lib.SQLITE_OK && *at[int32](out) != 0
 }
 
+// Where SQLite locks, from its description of the file formats.
+const (
+	sharedAt, sharedLen = 0x40000002, 510 // in the database
+	readLockAt          = 120 + 3         // of the first reader's mark, in the -shm
+)
+
+// A lock is a POSIX lock that SQLite holds for a transaction.
+type lock struct {
+	fd       int
+	at, size int64
+}
+
+// heldLocks are the locks of a transaction in WAL mode, on the database and on a mark.
+func heldLocks(f *lib.TunixFile, mark int64) []lock {
+	locks := []lock{{int(f.Fh), sharedAt, sharedLen}}
+	if f.FpShm != 0 {
+		if node := at[lib.TunixShmNode](at[lib.TunixShm](f.FpShm).FpShmNode); node.FhShm >= 0 {
+			locks = append(locks, lock{int(node.FhShm), readLockAt + mark, 1})
+		}
+	}
+	return locks
+}
+
+// lost tells whether nobody holds the lock. The question is that of an open file
+// description, to which the locks of its own process are those of another.
+func (l lock) lost() (bool, error) {
+	ask := unix.Flock_t{Type: unix.F_WRLCK, Start: l.at, Len: l.size}
+	err := unix.FcntlFlock(uintptr(l.fd), unix.F_OFD_GETLK, &ask)
+	return ask.Type == unix.F_UNLCK, err
+}
+
 // A moment is what a read transaction stands on.
 type moment struct {
 	pageSize int64
@@ -136,6 +168,8 @@ type moment struct {
 	frames uint32
 	log    int // descriptor
 	salt   [8]byte
+
+	locks []lock // without which it is no moment any more
 }
 
 // moment reads from SQLite's own structures where the transaction stands.
@@ -153,8 +187,13 @@ func (c *conn) moment() (m moment, err error) {
 	switch {
 	case wal.FreadLock < 0:
 		return m, errors.New("the read transaction holds no lock")
-	case wal.FreadLock == 0 || wal.Fhdr.FmxFrame == 0:
-		// Everything was moved into the database, and this lock forbids to move more.
+	}
+	f := at[lib.TunixFile](pager.Ffd)
+	m.locks = heldLocks(f, int64(wal.FreadLock))
+	if wal.FreadLock == 0 && wal.FbShmUnreliable == 0 || wal.Fhdr.FmxFrame == 0 {
+		// Everything was moved into the database, and this lock forbids to move more. To who
+		// may only read the -shm, and so cannot trust it, the same lock only forbids to move:
+		// then the log counts, which can begin anew only after that.
 		return m, nil
 	}
 	m.frames = wal.Fhdr.FmxFrame

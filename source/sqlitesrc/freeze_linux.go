@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"time"
@@ -151,7 +152,16 @@ func (s *sqlite) fill(v *source.View, c *conn) error {
 		return err
 	}
 	v.Size = m.size
+	v.Locked = []fs.FileInfo{v.File}
 	if m.wal {
+		for _, l := range m.locks[1:] {
+			info, err := os.Stat(fmt.Sprintf("/proc/self/fd/%d", l.fd))
+			if err != nil {
+				return err
+			}
+			v.Locked = append(v.Locked, info)
+		}
+		v.Check = m.check
 		v.Content, err = readLog(int(f.Fh), m)
 		return err
 	}
@@ -160,6 +170,17 @@ func (s *sqlite) fill(v *source.View, c *conn) error {
 		return err
 	}
 	v.Content, v.Check, v.Release = p, p.check, p.release
+	return nil
+}
+
+// check finds that the locks of the transaction are gone: this process has closed another
+// descriptor of the file. Then the log may have begun anew under the reader.
+func (m moment) check() error {
+	for _, l := range m.locks {
+		if lost, err := l.lost(); err != nil || lost {
+			return errors.Join(err, fmt.Errorf("%w: the process lost its locks on the database, because it closed another descriptor of it", source.ErrChanged))
+		}
+	}
 	return nil
 }
 

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/snapferry/snapferry/source"
 	"github.com/snapferry/snapferry/source/sourcetest"
 	"github.com/snapferry/snapferry/source/sqlitesrc"
@@ -26,6 +28,7 @@ import (
 //	try FILE    begins to write, and ends with 7 if the database is locked
 //	crash FILE  ends in the middle of a transaction of which pages are written
 //	leave FILE  commits to a write-ahead log and ends without closing the database
+//	renew FILE  empties the write-ahead log if it can, and begins it anew with other pages
 func TestMain(m *testing.M) {
 	if verb := os.Getenv("SQLITESRC_VERB"); verb != "" {
 		os.Exit(other(verb, os.Getenv("SQLITESRC_FILE")))
@@ -34,7 +37,7 @@ func TestMain(m *testing.M) {
 }
 
 func other(verb, file string) int {
-	mode := map[string]string{"try": "delete", "crash": "delete", "leave": "wal"}[verb]
+	mode := map[string]string{"try": "delete", "crash": "delete", "leave": "wal", "renew": "wal"}[verb]
 	db, err := sql.Open("sqlite", "file:"+file+"?_pragma=journal_mode("+mode+")")
 	if err != nil {
 		return 1
@@ -43,6 +46,10 @@ func other(verb, file string) int {
 	statements := map[string][]string{
 		"try":   {"BEGIN IMMEDIATE", "ROLLBACK"},
 		"crash": {"PRAGMA cache_size = 5", "BEGIN", "UPDATE history SET value = randomblob(300)"},
+		"renew": {
+			"DELETE FROM history WHERE n % 2 = 0", "PRAGMA wal_checkpoint(TRUNCATE)",
+			"INSERT INTO history SELECT n + 10000, randomblob(300) FROM history", "PRAGMA wal_checkpoint(TRUNCATE)",
+		},
 		"leave": {"INSERT INTO history SELECT max(n)+1, randomblob(300) FROM history"},
 	}[verb]
 	for _, q := range statements {
@@ -388,4 +395,95 @@ func TestSymbolicLink(t *testing.T) {
 		t.Fatal(err)
 	}
 	holds(t, sourcetest.Freeze(t, sqlitesrc.New(link, nil)), 50)
+}
+
+// S1: what was committed is in the image, also where SQLite may only read the -shm and so
+// reads the log by itself: on a read-only mount of a volume's snapshot.
+func TestReadOnlyMountS1(t *testing.T) {
+	s := newStore("wal")(t, t.TempDir()).(store)
+	defer s.Close()
+	for _, q := range []string{"PRAGMA wal_autocheckpoint=0", "PRAGMA wal_checkpoint(TRUNCATE)"} {
+		mustExec(t, s.db, q)
+	}
+	for n := range uint64(100) {
+		if err := s.Write(n + 1); err != nil {
+			t.Fatal(err)
+		}
+	}
+	dir := t.TempDir()
+	for _, suffix := range []string{"", "-wal", "-shm"} {
+		b, err := os.ReadFile(s.file + suffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(s.file)+suffix), b, 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := unix.Mount(dir, dir, "", unix.MS_BIND, ""); err != nil {
+		t.Skipf("needs the right to mount: %v", err)
+	}
+	defer unix.Unmount(dir, unix.MNT_DETACH)
+	if err := unix.Mount("", dir, "", unix.MS_BIND|unix.MS_REMOUNT|unix.MS_RDONLY, ""); err != nil {
+		t.Fatal(err)
+	}
+	img, err := sqlitesrc.New(filepath.Join(dir, filepath.Base(s.file)), nil).Freeze(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Release()
+	holds(t, img, 100)
+}
+
+// Another store of the same process does not open the files on which the transaction has
+// its locks: it would take them away when it closes them.
+func TestOtherStoreLeavesLocks(t *testing.T) {
+	for _, mode := range []string{"wal", "delete"} {
+		file := filled(t, mode, 500)
+		img, err := sqlitesrc.New(file, nil).Freeze(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer img.Release()
+		other, err := source.Dir(filepath.Dir(file), nil).Freeze(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer other.Release()
+		for _, e := range other.Entries() {
+			f, err := other.Open(e.Path)
+			if err == nil {
+				f.Close()
+			}
+			if locked := e.Path == filepath.Base(file) || strings.HasSuffix(e.Path, "-shm"); locked && (err == nil || !strings.Contains(err.Error(), "store of its own")) {
+				t.Errorf("%s: %s in another store: %v", mode, e.Path, err)
+			}
+		}
+		process(t, "renew", file)
+		holds(t, img, 500)
+	}
+}
+
+// A process that lost its locks all the same says so, and gives no torn image.
+func TestLostLocks(t *testing.T) {
+	file := filled(t, "wal", 500)
+	img, err := sqlitesrc.New(file, nil).Freeze(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer img.Release()
+	e := img.Entries()[0]
+	if _, err := sourcetest.ReadFile(img, &e); err != nil {
+		t.Fatalf("with its locks: %v", err)
+	}
+	for _, suffix := range []string{"-shm", ""} {
+		f, err := os.Open(file + suffix)
+		if err != nil {
+			t.Fatal(err)
+		}
+		f.Close()
+		if _, err := sourcetest.ReadFile(img, &e); !errors.Is(err, source.ErrChanged) || !strings.Contains(err.Error(), "lost its locks") {
+			t.Errorf("%s closed: %v", filepath.Base(file)+suffix, err)
+		}
+	}
 }
