@@ -94,7 +94,7 @@ func (m *metrics) addTask(r *registry) {
 	m.bytesStored = r.counter("blob_bytes_written_total", perTask, "Bytes written to the blob store by uploads that were sealed.")
 	m.blobsDeleted = r.counter("blobs_deleted_total", perTask, "Dead blobs deleted.")
 	m.bytesDeleted = r.counter("blob_bytes_deleted_total", perTask, "Bytes of dead blobs deleted.")
-	m.failures = r.counter("failures_total", perOp, "Operations that ended with an error: open, commit, upload, publish, restore.")
+	m.failures = r.counter("failures_total", perOp, "Operations that ended with an error: open, commit, upload, publish, restore; of the command also backup.")
 	m.warnings = r.counter("warnings_total", perTask, "Warnings: something was left out or is not as asked, and the operation went on.")
 }
 

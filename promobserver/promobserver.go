@@ -22,6 +22,7 @@ package promobserver
 import (
 	"cmp"
 	"fmt"
+	"os"
 	"sync"
 	"time"
 
@@ -89,8 +90,11 @@ func New(reg prometheus.Registerer, opts *Options) (*Observer, error) {
 
 // WriteFile writes what g gathers in the text format of Prometheus, by a rename, so that
 // nobody reads half of it: what node exporter's textfile collector takes, if the name ends
-// in .prom.
+// in .prom. What is there and is no regular file, such as a device, is left alone.
 func WriteFile(path string, g prometheus.Gatherer) error {
+	if info, err := os.Lstat(path); err == nil && !info.Mode().IsRegular() {
+		return fmt.Errorf("write metrics %s: there is something that is no regular file", path)
+	}
 	if err := prometheus.WriteToTextfile(path, g); err != nil {
 		return fmt.Errorf("write metrics %s: %w", path, err)
 	}

@@ -12,6 +12,7 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -312,6 +313,20 @@ func TestWriteFile(t *testing.T) {
 	}
 	if err := promobserver.WriteFile(filepath.Join(w.dir, "no", "such", "dir.prom"), w.reg); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("a file in no directory: %v", err)
+	}
+}
+
+// A rename would put a file in the place of a device.
+func TestWriteFileLeavesDevices(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "pipe")
+	if err := syscall.Mkfifo(path, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if err := promobserver.WriteFile(path, prometheus.NewRegistry()); err == nil {
+		t.Error("a pipe was replaced")
+	}
+	if info, err := os.Lstat(path); err != nil || info.Mode().Type() != fs.ModeNamedPipe {
+		t.Errorf("the pipe is gone: %v, %v", info, err)
 	}
 }
 

@@ -276,6 +276,9 @@ func (d *Driver) noAnswer(err error) error {
 	if dns, ok := errors.AsType[*net.DNSError](err); ok && dns.IsNotFound && !d.met.Load() {
 		return fmt.Errorf("there is no host %s: check the endpoint and the region; ?path-style=true leaves the bucket out of the name: %w", dns.Name, dns)
 	}
+	if strings.Contains(err.Error(), "server gave HTTP response to HTTPS client") {
+		return fmt.Errorf("the endpoint does not speak TLS: write endpoint=http://HOST:PORT: %w", cause(err))
+	}
 	if passing(err) {
 		return blob.Retriable(cause(err))
 	}

@@ -124,6 +124,12 @@ func TestNoAnswer(t *testing.T) {
 			t.Errorf("%v hides its cause", err)
 		}
 	}
+	plain := alone(t, func(*http.Request) (*http.Response, error) {
+		return nil, errors.New("http: server gave HTTP response to HTTPS client")
+	})
+	if _, err := plain.Stat(t.Context(), "k"); blob.IsRetriable(err) || !strings.Contains(err.Error(), "endpoint=http://") {
+		t.Errorf("no TLS: %v", err)
+	}
 	ctx, cancel := context.WithCancel(t.Context())
 	d := alone(t, func(req *http.Request) (*http.Response, error) {
 		cancel()

@@ -8,6 +8,7 @@ import (
 	"io"
 	"maps"
 	"os"
+	"path/filepath"
 	"slices"
 
 	"github.com/spf13/cobra"
@@ -107,6 +108,14 @@ func (v *backupVerb) run(ctx context.Context, args []string) error {
 	if err != nil {
 		return err
 	}
+	return v.metrics.around(v.app, "backup", id, func(counts *snapferry.Observer) error {
+		opts.Observer = counts
+		return v.task(ctx, id, opts, offsets, args)
+	})
+}
+
+// task backs up one task.
+func (v *backupVerb) task(ctx context.Context, id snapferry.TaskID, opts *snapferry.Options, offsets map[string]string, args []string) error {
 	rules, err := v.rules(args)
 	if err != nil {
 		return err
@@ -117,13 +126,9 @@ func (v *backupVerb) run(ctx context.Context, args []string) error {
 	}
 	defer repo.close()
 	opts.CacheDir = v.cacheDir()
-	counts, err := v.metrics.observer()
-	if err != nil {
-		return err
-	}
 
 	show := v.app.startProgress("read")
-	opts.Observer = show.observer().With(counts)
+	opts.Observer = show.observer().With(opts.Observer)
 	var report *snapferry.CommitReport
 	if v.dryRun {
 		report, err = snapferry.DryRun(ctx, id, repo.blobs, repo.cps, v.sources(rules), opts)
@@ -132,7 +137,6 @@ func (v *backupVerb) run(ctx context.Context, args []string) error {
 	}
 	_, told := errors.AsType[*reported](err)
 	show.stop(err == nil || told)
-	v.metrics.write(v.app)
 	if err != nil && !told {
 		return err
 	}
@@ -158,6 +162,8 @@ func (v *backupVerb) rules(args []string) (map[string]rule, error) {
 		switch r := rules[name]; {
 		case r.checkpointDir != "":
 			v.app.note("store %s: %s, from the checkpoint %s", name, kindNames[r.kind], r.checkpointDir)
+		case r.kind == kindDir && hasJournal(r.path):
+			v.app.warn("store %s is backed up as a plain file, without the %s-wal or -journal beside it: an encrypted database has its newest content there; stop its owner and back up the directory", name, filepath.Base(r.path))
 		case howFrozen[r.kind] != "":
 			v.app.note("store %s: %s, %s", name, kindNames[r.kind], howFrozen[r.kind])
 		}

@@ -166,6 +166,21 @@ func (r rule) recognise() (rule, error) {
 	return r, nil
 }
 
+// hasJournal tells whether beside a file lies what SQLite, or an encrypting kin of it, would
+// read with it.
+func hasJournal(path string) bool {
+	info, err := os.Stat(path)
+	if err != nil || !info.Mode().IsRegular() {
+		return false
+	}
+	for _, suffix := range []string{"-wal", "-journal"} {
+		if info, err := os.Stat(path + suffix); err == nil && info.Size() > 0 {
+			return true
+		}
+	}
+	return false
+}
+
 // isEmpty tells whether a path is a file without content: for SQLite a database.
 func isEmpty(path string) bool {
 	info, err := os.Stat(path)

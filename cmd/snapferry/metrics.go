@@ -1,6 +1,9 @@
 package main
 
 import (
+	"os"
+	"sync/atomic"
+
 	"github.com/prometheus/client_golang/prometheus"
 	"github.com/spf13/cobra"
 
@@ -9,36 +12,36 @@ import (
 )
 
 // metricsFile is --metrics-file: where a one-shot run leaves its metrics.
-type metricsFile struct {
-	path     string
-	registry *prometheus.Registry
-}
+type metricsFile struct{ path string }
 
 func (m *metricsFile) bind(cmd *cobra.Command) {
 	cmd.Flags().Var(once(&m.path), "metrics-file", "write Prometheus metrics of this run to `FILE` at its end, also when it fails: NAME.prom where node exporter's textfile collector looks")
 	_ = cmd.MarkFlagFilename("metrics-file", "prom")
 }
 
-// observer returns what counts, or nil without the flag.
-func (m *metricsFile) observer() (*snapferry.Observer, error) {
+// around runs a verb and writes the file at its end. A failure that the engine has not
+// counted is counted under the name of the verb. What the verb is for succeeds or fails
+// without the file, so trouble with it is only told.
+func (m *metricsFile) around(a *app, verb string, id snapferry.TaskID, run func(counts *snapferry.Observer) error) error {
 	if m.path == "" {
-		return nil, nil
+		return run(nil)
 	}
-	m.registry = prometheus.NewRegistry()
-	o, err := promobserver.New(m.registry, nil)
+	if info, err := os.Lstat(m.path); err == nil && !info.Mode().IsRegular() {
+		return usagef("--metrics-file %s: there is something that is no regular file", m.path)
+	}
+	registry := prometheus.NewRegistry()
+	o, err := promobserver.New(registry, nil)
 	if err != nil {
-		return nil, err
+		return err
 	}
-	return o.Events(), nil
-}
-
-// write writes the file, if there is to be one. What the run was for has succeeded or failed
-// without it, so trouble is only told.
-func (m *metricsFile) write(a *app) {
-	if m.registry == nil {
-		return
+	var counted atomic.Bool
+	counts := o.Events()
+	err = run(counts.With(&snapferry.Observer{Failed: func(snapferry.Failed) { counted.Store(true) }}))
+	if err != nil && !counted.Load() {
+		counts.Failed(snapferry.Failed{Task: id, Op: verb, Err: err})
 	}
-	if err := promobserver.WriteFile(m.path, m.registry); err != nil {
-		a.warn("%v", err)
+	if werr := promobserver.WriteFile(m.path, registry); werr != nil {
+		a.warn("%v", werr)
 	}
+	return err
 }

@@ -82,15 +82,18 @@ func (v *restoreVerb) run(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	counts, err := v.metrics.observer()
-	if err != nil {
-		return err
-	}
+	return v.metrics.around(v.app, "restore", id, func(counts *snapferry.Observer) error {
+		return v.task(ctx, id, at, counts)
+	})
+}
+
+// task restores one task.
+func (v *restoreVerb) task(ctx context.Context, id snapferry.TaskID, at snapferry.At, counts *snapferry.Observer) error {
 	show := v.app.startProgress("restore")
 	var report *snapferry.RestoreReport
 	opts := &snapferry.RepoOptions{Observer: show.observer().With(counts)}
 	opts.CacheDir, _ = v.app.cacheDir() // without one nothing has to be made void
-	err = v.repo.withRepo(ctx, opts, func(repo *snapferry.Repo) (err error) {
+	err := v.repo.withRepo(ctx, opts, func(repo *snapferry.Repo) (err error) {
 		if err := v.checkTargets(ctx, repo, id, at); err != nil {
 			return err
 		}
@@ -98,7 +101,6 @@ func (v *restoreVerb) run(ctx context.Context) error {
 		return err
 	})
 	show.stop(err == nil)
-	v.metrics.write(v.app)
 	if err != nil {
 		return err
 	}
