@@ -60,7 +60,6 @@ type store struct {
 
 // plan is how far a store is: what has to be done and what is.
 type plan struct {
-	restore     bool
 	files       int64
 	bytes       int64
 	leftFiles   *prometheus.GaugeVec
