@@ -43,7 +43,7 @@ func TestKillChild(t *testing.T) {
 func child(t testing.TB, dir string, at int) (killed bool) {
 	t.Helper()
 	c := exec.Command("/proc/self/exe", "-test.run=^TestKillChild$", "-test.count=1")
-	c.Env = append(os.Environ(), killDir+"="+dir, killAt+"="+strconv.Itoa(at), "GOCOVERDIR=")
+	c.Env = append(os.Environ(), killDir+"="+dir, killAt+"="+strconv.Itoa(at), "GOCOVERDIR=", "TMPDIR="+filepath.Dir(dir)) // a killed child cleans up nothing
 	out, err := c.CombinedOutput()
 	if err == nil {
 		return false
