@@ -14,7 +14,8 @@ FUZZTIME ?= 10s
 ROUNDS   ?= 5
 
 # Packages with goroutines of their own. Missing ones are left out.
-CONCURRENT := . ./promobserver/... ./blob/... ./checkpoint/... ./source/... ./snapshot/... ./raftsnap/... ./raftnode/... ./server/... ./internal/... ./cmd/...
+CONCURRENT := . ./promobserver ./blob/... ./checkpoint/... ./source/... ./raftsnap ./raftsnap/snapstore ./raftsnap/transfer \
+  ./raftnode/... ./server/... ./internal/blobservers ./internal/cpwire ./internal/grouptest ./internal/place ./cmd/...
 RACE       ?= $(foreach p,$(CONCURRENT),$(if $(wildcard $(patsubst %/...,%,$(p))/*.go $(patsubst %/...,%,$(p))/*/*.go),$(p)))
 
 # limit SECONDS: the whole group of processes ends when the time is over.
@@ -39,7 +40,7 @@ build: ## the command, in bin/snapferry
 test: servers ## all tests, in their ordinary length
 	@$(call want,mkfs.xfs,xfsprogs)
 	$(call want,mkfs.btrfs,btrfs-progs)
-	$(call limit,870) $(GO) test -timeout 8m $(PKG)
+	$(call limit,830) $(GO) test -timeout 8m $(PKG)
 
 # Tests build what they lack of these too; a build before them does not count as their time.
 servers: ## the real object stores that tests start, built into the cache of Go
@@ -50,7 +51,7 @@ servers: ## the real object stores that tests start, built into the cache of Go
 test-all: SERVERS := fakegcs/fake-gcs-server seaweedfs/weed
 test-all: portable servers ## all tests again, uncached and longer (SNAPFERRY_LONG=1), and builds for other platforms
 	@$(call want,npm,nodejs npm)
-	SNAPFERRY_LONG=1 $(call limit,1130) $(GO) test -count=1 -timeout 18m $(PKG)
+	SNAPFERRY_LONG=1 $(call limit,1080) $(GO) test -count=1 -timeout 17m $(PKG)
 
 # The engine runs on Linux; what is free of files must build everywhere.
 portable:
@@ -68,7 +69,7 @@ test-rocksdb: ## RocksDB's checkpoint with recycled logs, against Debian's libra
 
 race: ## the concurrent packages under the race detector, in their short form
 	$(call need,gcc,gcc libc6-dev)
-	CGO_ENABLED=1 $(call limit,1280) $(GO) test -race -short -timeout 20m $(RACE)
+	CGO_ENABLED=1 $(call limit,1430) $(GO) test -race -short -timeout 23m $(RACE)
 
 chaos: ## kill, crash, fault and model tests, ROUNDS times with new seeds
 	SNAPFERRY_LONG=1 SNAPFERRY_CHAOS=1 $(call limit,3600) $(GO) test -count=$(ROUNDS) -timeout 50m \
@@ -92,8 +93,8 @@ bench-raft: ## Raft groups and transfers against etcd and plain HTTP; BENCH='-ro
 check: ## format, vet, staticcheck and the house rules
 	@unformatted=$$(gofmt -l .); [ -z "$$unformatted" ] || { echo "gofmt these files:"; echo "$$unformatted"; exit 1; }
 	set -x
-	$(call limit,200) $(GO) vet ./...
-	$(call limit,200) $(GO) tool staticcheck ./...
+	$(call limit,180) $(GO) vet ./...
+	$(call limit,180) $(GO) tool staticcheck ./...
 	$(GO) test -count=1 ./internal/lint
 
 clean: ## what the other targets left in the tree
