@@ -12,8 +12,13 @@ import (
 )
 
 func TestMain(m *testing.M) {
-	// The client library's metrics keep one for as long as the process lives.
-	goleak.VerifyTestMain(m, goleak.IgnoreTopFunction("go.opencensus.io/stats/view.(*worker).start"))
+	goleak.VerifyTestMain(m,
+		// The client library's metrics keep one for as long as the process lives.
+		goleak.IgnoreTopFunction("go.opencensus.io/stats/view.(*worker).start"),
+		// It asks whether this machine is one of Google's, and keeps that connection for a
+		// minute if anything answers.
+		goleak.IgnoreAnyFunction("net/http.(*persistConn).readLoop"),
+		goleak.IgnoreAnyFunction("net/http.(*persistConn).writeLoop"))
 }
 
 // open opens a bucket at an emulator.
