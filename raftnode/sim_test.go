@@ -368,6 +368,7 @@ func simulate(t testing.TB, seed uint64) *sim {
 var seedsThatFailed = []uint64{
 	1796076140006367973, // a snapshot above the saved commit was adopted at a start
 	1796076792463492568, // a snapshot rotted between its fetch and its install
+	1796086002415163556, // a snapshot rotted after it was verified for its install
 }
 
 // TestSimulation holds I11 and I12 in groups under every fault that the world knows.
