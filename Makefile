@@ -84,7 +84,8 @@ fuzz: ## every fuzz target of the project for FUZZTIME each
 	done < <(grep -rEo --include='*_test.go' '^func Fuzz[A-Za-z0-9_]*' . | sed 's/^\.\///; s/func //' | sort)
 	[ $$found = 1 ] || echo "no fuzz targets"
 
-bench: ## the table of speed and memory against cp and find; BENCH='-rows unchanged -scale 0.1'
+bench: servers ## the table of speed and memory against cp, find and rclone; BENCH='-rows unchanged -scale 0.1'
+	@$(call want,rclone,rclone)
 	$(GO) run ./bench $(BENCH)
 
 bench-raft: ## Raft groups and transfers against etcd and plain HTTP; BENCH='-rows commits -scale 0.1'

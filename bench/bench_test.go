@@ -13,11 +13,12 @@ import (
 )
 
 // TestTinyRun runs every row on a thousandth of the trees with the real command, so
-// that the program works on the day somebody wants numbers.
+// that the program works on the day somebody wants numbers. Without rclone the rows that
+// compare with it are measured and fail.
 func TestTinyRun(t *testing.T) {
 	dir := t.TempDir()
 	var out, log bytes.Buffer
-	if _, err := run(t.Context(), []string{"-scale", "0.001", "-n", "1", "-json", "-dir", dir}, &out, &log); err != nil {
+	if _, err := run(t.Context(), []string{"-scale", "0.001", "-n", "1", "-json", "-rclone", "", "-dir", dir}, &out, &log); err != nil {
 		t.Fatalf("%v\n%s", err, log.String())
 	}
 	var rep report
@@ -28,7 +29,9 @@ func TestTinyRun(t *testing.T) {
 		t.Errorf("%d rows, want %d", len(rep.Rows), len(rows))
 	}
 	for _, l := range rep.Rows {
-		if l.Ours <= 0 || l.PeakBytes <= 0 || (l.MaxRatio > 0) != (l.Ratio > 0) {
+		inside, rival := strings.HasPrefix(l.Row, "freeze"), strings.HasPrefix(l.Row, "s3")
+		if l.Ours <= 0 || (l.PeakBytes > 0) == inside || (l.MaxShare > 0) != (l.Share > 0) || (l.MaxPuts > 0) != (l.Puts > 0) ||
+			(l.MaxRatio > 0 && !rival) != (l.Ratio > 0) || rival && l.Met {
 			t.Errorf("row %s is not measured: %+v", l.Row, l)
 		}
 	}
@@ -60,10 +63,16 @@ func TestVerdict(t *testing.T) {
 		{"ratio missed", limit{ratio: 1.5}, sample{Ours: ms(151), Reference: &reference}, false},
 		{"time met", limit{time: 100 * time.Millisecond}, sample{Ours: ms(100)}, true},
 		{"time missed", limit{time: 100 * time.Millisecond}, sample{Ours: ms(101)}, false},
+		{"share met", limit{share: 0.15}, sample{Ours: ms(9), Share: 0.15}, true},
+		{"share missed", limit{share: 0.15}, sample{Ours: ms(9), Share: 0.16}, false},
+		{"no reference", limit{ratio: 1.5}, sample{Ours: ms(1)}, false},
+		{"requests met", limit{puts: 60}, sample{Ours: ms(1), Puts: 60}, true},
+		{"requests missed", limit{puts: 60}, sample{Ours: ms(1), Puts: 61}, false},
+		{"share met, time missed", limit{time: time.Second, share: 0.15}, sample{Ours: ms(1001), Share: 0.1}, false},
 		{"too much memory", limit{time: time.Second}, sample{Ours: fat}, false},
 	}
 	for _, c := range cases {
-		if l := newLine(result{row{limit: c.limit}, []sample{c.s}}); l.Met != c.met {
+		if l := newLine(result{row: row{limit: c.limit}, samples: []sample{c.s}}); l.Met != c.met {
 			t.Errorf("%s: met %v, want %v", c.name, l.Met, c.met)
 		}
 	}

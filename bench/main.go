@@ -1,8 +1,9 @@
 //go:build linux
 
-// Command bench measures the built command end to end against `cp -r` + `sync` and
-// `find`, in one run on one machine, and prints one table: our time, the reference's
-// time, their ratio, the limit, the peak memory.
+// Command bench measures the built command end to end against `cp -r` + `sync`, `find`
+// and rclone, in one run on one machine, and prints one table: our time, the reference's
+// time, their ratio, what was sent, the limit, the peak memory. One thing is measured in
+// this process: for how long the freezing of a database holds up its writers.
 //
 // Absolute times say little on a shared machine; the ratios do. Reference and command
 // take turns, a sync comes before every timed step, the page cache is warm, and what
@@ -50,6 +51,7 @@ type config struct {
 	runs    int
 	dir     string
 	command string
+	rclone  string
 	json    bool
 }
 
@@ -59,10 +61,11 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 	fs.SetOutput(stderr)
 	names := strings.Join(rowNames(), ",")
 	rows := fs.String("rows", names, "rows to measure, separated by commas")
-	fs.Float64Var(&c.scale, "scale", 1, "size of the trees; the limits are for 1 (2 GiB, 50,000 files)")
+	fs.Float64Var(&c.scale, "scale", 1, "size of the trees; the limits are for 1 (2 GiB, 50,000 files, databases of 1 GiB)")
 	fs.IntVar(&c.runs, "n", 3, "runs of each row; the median is shown")
 	fs.StringVar(&c.dir, "dir", os.TempDir(), "where the trees are made; the file system that is measured")
 	fs.StringVar(&c.command, "command", "", "a built snapferry command (default: build ./cmd/snapferry)")
+	fs.StringVar(&c.rclone, "rclone", "rclone", "the rclone to compare with; rows that need it fail without one")
 	fs.BoolVar(&c.json, "json", false, "print one JSON object instead of the table")
 	if err := fs.Parse(args); err != nil {
 		return nil, err
@@ -74,7 +77,7 @@ func parseFlags(args []string, stderr io.Writer) (*config, error) {
 		}
 	}
 	if c.runs < 1 || c.scale <= 0 || fs.NArg() > 0 {
-		return nil, fmt.Errorf("usage: bench [-rows ROWS] [-scale X] [-n RUNS] [-dir DIR] [-command PATH] [-json]")
+		return nil, fmt.Errorf("usage: bench [-rows ROWS] [-scale X] [-n RUNS] [-dir DIR] [-command PATH] [-rclone PATH] [-json]")
 	}
 	return c, nil
 }
@@ -94,7 +97,8 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (met bool
 	if work, err = filepath.Abs(work); err != nil {
 		return false, err
 	}
-	b := &bench{config: c, ctx: ctx, work: work, log: stderr, command: c.command}
+	b := &bench{config: c, ctx: ctx, work: work, log: stderr, command: c.command, env: os.Environ()}
+	b.host = &host{ctx: ctx, dir: work, log: stderr}
 	if b.command == "" {
 		if b.command, err = build(ctx, work); err != nil {
 			return false, err
@@ -103,7 +107,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) (met bool
 		return false, err
 	}
 	results, err := b.measure()
-	if err != nil {
+	if err = errors.Join(err, b.host.close()); err != nil {
 		return false, err
 	}
 	rep := newReport(c, machine.Describe(ctx, work), results)

@@ -12,13 +12,16 @@ import (
 	"time"
 )
 
-// limit is what a row must reach: a ratio to the reference, or a time of its own.
+// limit is what a row must reach: a ratio to the reference, a time of its own, a share of
+// the bytes that are sent, a number of requests that make objects. What is zero has no limit.
 type limit struct {
 	ratio float64
 	time  time.Duration
+	share float64
+	puts  int64
 }
 
-// memoryLimit holds for every row.
+// memoryLimit holds for every row that runs the command.
 const memoryLimit = 300 << 20
 
 // row is one line of the table.
@@ -34,7 +37,14 @@ var rows = []row{
 	{"unchanged", "the same tree, nothing changed", limit{time: 100 * time.Millisecond}, (*bench).unchanged},
 	{"replaced", "the same tree, one 64 MiB file replaced", limit{time: 350 * time.Millisecond}, (*bench).replaced},
 	{"restore", "restore of it to an empty directory", limit{ratio: 1.8}, (*bench).restore},
+	{"sqlite", "SQLite 1 GiB, 1 % of its pages updated", limit{time: 1200 * time.Millisecond, share: 0.15}, (*bench).sqlite},
+	{"bolt", "bbolt 1 GiB, 1,000 random keys updated", limit{share: 0.20}, (*bench).bolt},
 	{"small", "50,000 files of 4 KiB, nothing changed", limit{ratio: 4}, (*bench).small},
+	{"freeze", "freeze of Pebble 2 GiB, every write synced", limit{time: 50 * time.Millisecond}, (*bench).freezeSync},
+	{"freeze-nosync", "the same, no write synced", limit{}, (*bench).freezeNoSync},
+	{"s3small", "20,000 files of 2 KiB to S3", limit{ratio: 0.2, puts: 60}, (*bench).smallObjects},
+	{"s3up", "32 files of 64 MiB to S3", limit{ratio: 1}, (*bench).largeUp},
+	{"s3down", "restore of them from S3", limit{ratio: 1}, (*bench).largeDown},
 }
 
 func rowNames() []string {
@@ -50,15 +60,21 @@ func rowNames() []string {
 type sample struct {
 	Ours      usage  `json:"ours"`
 	Reference *usage `json:"reference,omitempty"`
+	// Share is what was sent of all bytes, where the row has a limit for it.
+	Share float64 `json:"share,omitempty"`
+	// Puts is how many requests made objects, where they were counted.
+	Puts int64 `json:"puts,omitempty"`
 }
 
-// result is all samples of one row.
+// result is all samples of one row, and what else there is to say of them.
 type result struct {
 	row     row
 	samples []sample
+	note    string
 }
 
-// bench is one run of this program. Its trees are made when a row first needs them.
+// bench is one run of this program. Its trees and servers are made when a row first needs
+// them.
 type bench struct {
 	*config
 	ctx     context.Context
@@ -69,6 +85,12 @@ type bench struct {
 	big, many *tree
 	repo      string // holds a committed backup of the big tree, and bigCache its identity cache
 	bigCache  string
+	pebbleDir string
+	store     *gateway
+
+	host *host    // of the servers
+	env  []string // of commands
+	note string   // of the row that is measured
 }
 
 func (b *bench) measure() ([]result, error) {
@@ -78,11 +100,12 @@ func (b *bench) measure() ([]result, error) {
 			continue
 		}
 		fmt.Fprintf(b.log, "bench: %s\n", r.work)
+		b.note = ""
 		samples, err := r.measure(b)
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", r.name, err)
 		}
-		results = append(results, result{r, samples})
+		results = append(results, result{r, samples, b.note})
 	}
 	return results, nil
 }

@@ -8,6 +8,8 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"runtime/debug"
+	"slices"
 	"syscall"
 	"time"
 )
@@ -22,13 +24,23 @@ type usage struct {
 	PeakBytes int64         `json:"peak_bytes"`
 }
 
+// smallest is the scale from which a step begins with a sync. Below it nothing is measured in
+// earnest, and a sync waits for what the rest of the machine has written.
+const smallest = 0.01
+
 // timed runs commands one after another as one step, after a sync, and returns what
 // the last of them wrote.
 //
-// The peak of a child counts the memory of this process at the moment of the start
-// (they share it until the exec), so this program holds no large buffers.
+// The peak of a child counts the greatest memory of this process so far (they share it until
+// the exec), so this program gives back what it has used and begins to count anew.
 func (b *bench) timed(cmds ...*exec.Cmd) (u usage, out []byte, err error) {
-	syscall.Sync()
+	debug.FreeOSMemory()
+	if err := os.WriteFile("/proc/self/clear_refs", []byte("5"), 0); err != nil {
+		return u, nil, err
+	}
+	if b.scale >= smallest {
+		syscall.Sync()
+	}
 	start := time.Now()
 	for _, cmd := range cmds {
 		var stdout, stderr bytes.Buffer
@@ -52,7 +64,7 @@ func (b *bench) timed(cmds ...*exec.Cmd) (u usage, out []byte, err error) {
 // snapferry is the command under test, with an identity cache of its own.
 func (b *bench) snapferry(cache string, args ...string) *exec.Cmd {
 	cmd := exec.CommandContext(b.ctx, b.command, args...)
-	cmd.Env = append(os.Environ(), "SNAPFERRY_CACHE="+cache)
+	cmd.Env = append(slices.Clip(b.env), "SNAPFERRY_CACHE="+cache)
 	return cmd
 }
 
