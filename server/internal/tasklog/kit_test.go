@@ -2,6 +2,8 @@ package tasklog
 
 import (
 	"fmt"
+	"io"
+	"sync"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2/vfs"
@@ -14,16 +16,50 @@ import (
 type kit struct {
 	t  *testing.T
 	m  *Machine
-	fs *vfs.MemFS
+	fs *crashFS
 }
 
 const stateDir = "data/state"
 
 func newKit(t *testing.T) *kit {
 	t.Helper()
-	k := &kit{t: t, fs: vfs.NewCrashableMem()}
+	k := &kit{t: t, fs: newCrashFS()}
 	k.m = open(t, k.fs)
 	return k
+}
+
+// crashFS is a file system in memory whose crashes may be cloned beside anything. Pebble's
+// own takes its lock twice in the operations below, and one that comes between a clone that
+// waits and its second turn stands still with it for ever.
+type crashFS struct {
+	*vfs.MemFS
+	mu sync.Mutex
+}
+
+func newCrashFS() *crashFS { return &crashFS{MemFS: vfs.NewCrashableMem()} }
+
+func (c *crashFS) CrashClone(cfg vfs.CrashCloneCfg) *crashFS {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return &crashFS{MemFS: c.MemFS.CrashClone(cfg)}
+}
+
+func (c *crashFS) Link(oldname, newname string) error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.MemFS.Link(oldname, newname)
+}
+
+func (c *crashFS) Lock(name string) (io.Closer, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.MemFS.Lock(name)
+}
+
+func (c *crashFS) ReuseForWrite(oldname, newname string, category vfs.DiskWriteCategory) (vfs.File, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.MemFS.ReuseForWrite(oldname, newname, category)
 }
 
 // open opens the state on a file system and closes it after the test.

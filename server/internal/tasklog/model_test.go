@@ -215,7 +215,7 @@ type shaky struct {
 }
 
 func newShaky(t *testing.T, seed uint64) *shaky {
-	s := &shaky{kit: kit{t: t, fs: vfs.NewCrashableMem()}, rng: rand.New(rand.NewPCG(seed, 2))}
+	s := &shaky{kit: kit{t: t, fs: newCrashFS()}, rng: rand.New(rand.NewPCG(seed, 2))}
 	s.reopen()
 	return s
 }
