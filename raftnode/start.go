@@ -259,9 +259,9 @@ func (n *Node) snapOptions() *raftsnap.Options {
 	}
 }
 
-func (n *Node) observeSync(d time.Duration) {
+func (n *Node) observeSync(d time.Duration, bytes int64) {
 	if n.ready.Load() {
-		n.snaps.ObserveFsync(d)
+		n.snaps.ObserveFsync(d, bytes)
 	}
 }
 

@@ -41,7 +41,7 @@ func TestCloseRefuses(t *testing.T) {
 	manager.Want(1)
 	manager.Install(protocol.Envelope{})
 	manager.Tell(protocol.Outcome{})
-	manager.ObserveFsync(time.Millisecond)
+	manager.ObserveFsync(time.Millisecond, 100)
 	manager.Start(t.Context())
 	_ = manager.Status()
 }

@@ -18,6 +18,8 @@ const (
 	paceGrow   = 8                      // by which part of itself the rate grows after a good look
 	paceProbe  = 256                    // the same, close to a rate that has hurt
 	paceFloor  = 1 << 20                // default of PacerOptions.Floor
+	keepUp     = 4                      // how many times the rate of the log is never yielded
+	logWindow  = 500 * time.Millisecond // over which the rate of the log is taken
 	lookEvery  = 100 * time.Millisecond // between two looks at the fsyncs
 	lookFsyncs = 20                     // fsyncs that a look wants, or waits for
 	lookMost   = 500 * time.Millisecond // after which it makes do with fewer
@@ -33,17 +35,19 @@ type PacerOptions struct {
 	// Limit is the greatest rate in bytes per second. 0 means none.
 	Limit int64
 	// Floor is the rate below which yielding never goes, so that a transfer always ends:
-	// 1 MiB/s by default, and at most Limit.
+	// 1 MiB/s by default, and at most Limit. Nor does it go below four times what the log
+	// writes: snapshots that fall behind the log would never let it be cut.
 	Floor int64
 	// Steady turns yielding off: only Limit counts then.
 	Steady bool
 }
 
 // Pacer decides how fast transfers may go: never faster than its limit, and slower while
-// they hurt the log. It watches how long the log's fsyncs take. While their 99th percentile
-// is over twice the one measured when no transfer ran, it halves the rate each time it
-// looks, down to a floor; otherwise the rate grows by steps, small ones where it has hurt
-// before. A log that does not sync needs no consideration, and then only the limit counts.
+// they hurt the log. It watches how long the log's fsyncs take. While their 99th
+// percentile is over twice the one measured when no transfer ran, it halves the rate each
+// time it looks, down to a floor that the log's own rate raises; otherwise the rate grows
+// by steps, small ones where it has hurt before. A log that does not sync needs no
+// consideration, and then only the limit counts.
 //
 // All transfers of a member share one Pacer. Time is the time package's alone.
 type Pacer struct {
@@ -63,6 +67,9 @@ type Pacer struct {
 	slow    int             // of those: over the mark
 	mark    time.Duration   // what an fsync may take
 	stuck   int             // looks in a row at which the floor was too fast
+	logged  float64         // bytes the log wrote since logFrom
+	logFrom time.Time       // when logged began
+	logRate float64         // bytes per second that the log writes, smoothed
 	quiet   ring            // fsyncs beside no transfer
 	guess   bool            // quiet holds fsyncs beside a transfer, for want of others
 }
@@ -86,12 +93,14 @@ func NewPacer(opts *PacerOptions) *Pacer {
 	return p
 }
 
-// Observe tells the Pacer how long an fsync of the log took. It is cheap.
-func (p *Pacer) Observe(fsync time.Duration) {
+// Observe tells the Pacer how long an fsync of the log took, and of how many bytes. It is
+// cheap.
+func (p *Pacer) Observe(fsync time.Duration, bytes int64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	now := time.Now()
 	p.synced = now
+	p.countLocked(now, bytes)
 	if now.Sub(p.used) >= quietAfter {
 		if p.guess {
 			p.quiet, p.guess = ring{}, false
@@ -107,6 +116,22 @@ func (p *Pacer) Observe(fsync time.Duration) {
 		p.slow++
 	}
 	p.lookLocked(now)
+}
+
+// countLocked measures what the log writes.
+func (p *Pacer) countLocked(now time.Time, bytes int64) {
+	p.logged += float64(bytes)
+	since := now.Sub(p.logFrom)
+	if since < logWindow {
+		return
+	}
+	p.logRate = (p.logRate + p.logged/since.Seconds()) / 2
+	p.logged, p.logFrom = 0, now
+}
+
+// lowestLocked is the rate that yielding ends at.
+func (p *Pacer) lowestLocked() float64 {
+	return min(p.limit, max(p.floor, keepUp*p.logRate))
 }
 
 // Work returns the hook that makes transfers wait for their turn. It may be used by any
@@ -146,7 +171,7 @@ func (p *Pacer) reserve(n int) time.Duration {
 func (p *Pacer) beginLocked(now time.Time) {
 	start := p.limit
 	if now.Sub(p.synced) < quietAfter && !p.steady {
-		start = min(p.limit, max(paceStart, p.floor))
+		start = min(p.limit, max(paceStart, p.lowestLocked()))
 	}
 	p.hurt, p.stuck, p.settled = 0, 0, now
 	p.setLocked(now, start)
@@ -196,7 +221,9 @@ func (p *Pacer) lookLocked(now time.Time) {
 // yieldLocked halves the rate. What was moved counts, and not a rate that nothing has made
 // use of.
 func (p *Pacer) yieldLocked(now time.Time) {
-	if p.rate <= p.floor {
+	lowest := p.lowestLocked()
+	if p.rate <= lowest {
+		p.setLocked(now, lowest)
 		// So little cannot be the cause: the log has become slower by itself.
 		if p.stuck++; p.stuck >= stuckLooks {
 			p.adoptLocked()
@@ -204,8 +231,8 @@ func (p *Pacer) yieldLocked(now time.Time) {
 		return
 	}
 	moved := p.granted / max(now.Sub(p.looked).Seconds(), 1e-3)
-	p.hurt = min(p.rate, max(moved, p.floor))
-	p.setLocked(now, max(p.floor, p.hurt/2))
+	p.hurt = min(p.rate, max(moved, lowest))
+	p.setLocked(now, max(lowest, p.hurt/2))
 	p.settled = now.Add(lookEvery)
 }
 
@@ -220,7 +247,7 @@ func (p *Pacer) growLocked(now time.Time) {
 		step = p.rate / paceProbe
 	}
 	p.stuck = 0
-	p.setLocked(now, min(p.limit, p.rate+step))
+	p.setLocked(now, min(p.limit, max(p.rate+step, p.lowestLocked())))
 }
 
 // adoptLocked takes the fsyncs just seen for what is normal.

@@ -101,6 +101,7 @@ type disk struct {
 	p        *Pacer
 	base     time.Duration
 	capacity float64
+	write    int64 // bytes of each write of the log, every 2 ms
 	lowest   int64 // rate seen, 0 for none
 }
 
@@ -134,7 +135,7 @@ func (d *disk) run(t *testing.T, transfer bool, length time.Duration) (fsyncs []
 				took = time.Duration(float64(d.base) * (1 + 4*rate/d.capacity))
 			}
 			fsyncs = append(fsyncs, took)
-			d.p.Observe(took)
+			d.p.Observe(took, d.write)
 			if r := rateOf(d.p); r > 0 && (d.lowest == 0 || r < d.lowest) {
 				d.lowest = r
 			}
@@ -188,6 +189,18 @@ func TestPacerSlowLog(t *testing.T) {
 		}
 		if _, bytes := d.run(t, true, 20*time.Second); bytes < 1<<30 {
 			t.Errorf("%d bytes in 20 s: the pacer blames itself for a log that is slow anyway", bytes)
+		}
+	})
+}
+
+// A log that somebody else slows down is not left behind: its snapshots keep up with it.
+func TestPacerKeepsUp(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		d := &disk{p: NewPacer(nil), base: time.Millisecond, capacity: 1, write: 10 << 10}
+		d.run(t, false, 5*time.Second)
+		_, bytes := d.run(t, true, 10*time.Second)
+		if written := 10 * 500 * d.write; int64(bytes) < 3*written {
+			t.Errorf("%d bytes were moved while the log wrote %d", bytes, written)
 		}
 	})
 }

@@ -22,7 +22,7 @@ type fileWAL struct {
 	lock    *os.File
 	state   *pb.HardState // the last one saved
 	at      map[uint64]uint64
-	observe func(time.Duration)
+	observe func(took time.Duration, bytes int64)
 }
 
 // Save writes a group. The library syncs by itself unless only the commit index changed.
@@ -52,7 +52,7 @@ func (f *fileWAL) Save(hs *pb.HardState, ents []*pb.Entry, sync bool) error {
 		}
 	}
 	if sync || synced {
-		f.observed(start)
+		f.observed(start, ents...)
 	}
 
 	return nil
@@ -85,10 +85,15 @@ func (f *fileWAL) Sync() error {
 	return nil
 }
 
-func (f *fileWAL) observed(start time.Time) {
-	if f.observe != nil {
-		f.observe(time.Since(start))
+func (f *fileWAL) observed(start time.Time, ents ...*pb.Entry) {
+	if f.observe == nil {
+		return
 	}
+	bytes := 0
+	for _, e := range ents {
+		bytes += len(e.GetData())
+	}
+	f.observe(time.Since(start), int64(bytes))
 }
 
 // Release removes the segments that the record at index does not need. The library only gives up its locks.

@@ -30,8 +30,9 @@ type WALOptions struct {
 	MustExist bool
 	// Logger hears of repairs and slow syncs. Nil is silent.
 	Logger *slog.Logger
-	// ObserveSync is called with the duration of every synced write, nil for nobody.
-	ObserveSync func(time.Duration)
+	// ObserveSync is called with the duration of every synced write and with how many bytes
+	// of entries it was, nil for nobody.
+	ObserveSync func(took time.Duration, bytes int64)
 }
 
 // SegmentBytes is the size at which a file of the WAL ends and another one begins. Two of them are allocated in
