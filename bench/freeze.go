@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/cockroachdb/pebble/v2"
+	"github.com/cockroachdb/pebble/v2/vfs"
 	"golang.org/x/sync/errgroup"
 
 	"github.com/snapferry/snapferry/source"
@@ -141,6 +142,7 @@ func (b *bench) pebble() (keys int64, err error) {
 
 func openPebble(dir string, withoutWAL bool) (*pebble.DB, error) {
 	return pebble.Open(dir, &pebble.Options{
+		FS:                 pebblesrc.FS(vfs.Default),
 		FormatMajorVersion: pebble.FormatNewest, MemTableSize: 32 << 20, DisableWAL: withoutWAL, Logger: quiet{},
 	})
 }

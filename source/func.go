@@ -1,6 +1,17 @@
 package source
 
-import "context"
+import (
+	"context"
+	"encoding/hex"
+	"path/filepath"
+	"strings"
+)
+
+// The name of a directory for an image.
+const (
+	scratchPrefix = ".snapferry-image-"
+	scratchRandom = 16 // hex digits at the end of the name
+)
 
 // FuncOptions adjusts Func. Nil is valid.
 type FuncOptions struct {
@@ -48,4 +59,24 @@ func Func(make func(ctx context.Context, dir string) error, opts *FuncOptions) S
 type fromFunc struct {
 	make func(ctx context.Context, dir string) error
 	opts FuncOptions
+}
+
+// InScratch tells whether a path lies in a directory that Func made for an image. Nothing
+// in there is of use after a crash, so whoever writes it need not sync it.
+func InScratch(path string) bool {
+	for part := range strings.SplitSeq(filepath.Clean(path), string(filepath.Separator)) {
+		if isScratch(part) {
+			return true
+		}
+	}
+	return false
+}
+
+func isScratch(name string) bool {
+	at := len(name) - scratchRandom
+	if !strings.HasPrefix(name, scratchPrefix) || at < len(scratchPrefix) {
+		return false
+	}
+	_, err := hex.DecodeString(name[at:])
+	return err == nil
 }

@@ -13,11 +13,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-const (
-	scratchPrefix = ".snapferry-image-"
-	scratchRandom = 16 // hex digits at the end of the name
-	scratchTries  = 10
-)
+const scratchTries = 10
 
 // A scratch is a directory for one image. The lock on it, which dies with the
 // process, tells the images in use from those a crash left behind.

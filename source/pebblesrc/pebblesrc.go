@@ -10,6 +10,10 @@
 // earlier backup read is not read again; WAL, MANIFEST and OPTIONS are copies, cut
 // where Pebble says, and read each time.
 //
+// Freeze takes as long as the log's next sync, the copy of the log (up to the size of the
+// memtables), and some eight syncs of the checkpoint, for which a busy disk needs most of
+// the time. The last are left out where the database was opened with FS.
+//
 // Release removes the checkpoint; until then its tables take space even when the
 // database has compacted them away. A crash leaves it, and the next Freeze of the
 // same database removes it.

@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/cockroachdb/pebble/v2"
@@ -127,6 +128,14 @@ func put(t *testing.T, db *pebble.DB, numbers []uint64) {
 
 func TestPebble(t *testing.T) { sourcetest.Run(t, harness(small)) }
 
+func TestPebbleWithFS(t *testing.T) {
+	sourcetest.Run(t, harness(func() *pebble.Options {
+		o := small()
+		o.FS = pebblesrc.FS(vfs.Default)
+		return o
+	}))
+}
+
 // S1 holds without a WAL: Freeze flushes what is in memory.
 func TestPebbleWithoutWAL(t *testing.T) {
 	sourcetest.Run(t, harness(func() *pebble.Options {
@@ -173,6 +182,76 @@ func tables(img source.Image) []source.Entry {
 		}
 	}
 	return found
+}
+
+// syncs notes the paths of what is synced.
+type syncs struct {
+	vfs.FS
+	mu    sync.Mutex
+	paths []string
+}
+
+func (s *syncs) Create(name string, c vfs.DiskWriteCategory) (vfs.File, error) {
+	f, err := s.FS.Create(name, c)
+	return noted{f, s, name}, err
+}
+
+func (s *syncs) OpenDir(name string) (vfs.File, error) {
+	f, err := s.FS.OpenDir(name)
+	return noted{f, s, name}, err
+}
+
+// below returns how many files and directories under dir were synced.
+func (s *syncs) below(dir string) (n int) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, p := range s.paths {
+		if strings.HasPrefix(p, dir) {
+			n++
+		}
+	}
+	return n
+}
+
+type noted struct {
+	vfs.File
+	to   *syncs
+	name string
+}
+
+func (n noted) note() {
+	n.to.mu.Lock()
+	n.to.paths = append(n.to.paths, n.name)
+	n.to.mu.Unlock()
+}
+
+func (n noted) Sync() error     { n.note(); return n.File.Sync() }
+func (n noted) SyncData() error { n.note(); return n.File.SyncData() }
+func (n noted) SyncTo(l int64) (bool, error) {
+	n.note()
+	return n.File.SyncTo(l)
+}
+
+// FS takes the syncs out of images, and nowhere else.
+func TestImagesAreNotSynced(t *testing.T) {
+	for name, wrap := range map[string]func(vfs.FS) vfs.FS{"plain": func(fs vfs.FS) vfs.FS { return fs }, "FS": pebblesrc.FS} {
+		fs := &syncs{FS: vfs.Default}
+		opts := small()
+		opts.FS = wrap(fs)
+		db, dir := filled(t, opts)
+		sourcetest.Freeze(t, pebblesrc.New(db, nil))
+		images := filepath.Join(filepath.Dir(dir), ".snapferry-image-")
+		if n := fs.below(images); (n == 0) != (name == "FS") {
+			t.Errorf("%s: %d syncs in the image", name, n)
+		}
+		if fs.below(dir) == 0 {
+			t.Errorf("%s: nothing was synced in the database", name)
+		}
+		own := filepath.Join(t.TempDir(), ".snapferry-image-of-mine")
+		if err := db.Checkpoint(own); err != nil || fs.below(own) == 0 {
+			t.Errorf("%s: %d syncs in a checkpoint of the application's own, %v", name, fs.below(own), err)
+		}
+	}
 }
 
 // Tables are the live inodes and immutable; all else is read afresh.
