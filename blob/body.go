@@ -17,13 +17,28 @@ type Body struct {
 	Size int64
 	// Open starts the body from its beginning.
 	Open func() (io.ReadCloser, error)
+
+	memory []byte // the whole body, if it is in memory anyway
 }
 
 // Bytes is a Body of the bytes of p, which must not change until the Put has returned.
 func Bytes(p []byte) Body {
-	return Body{Size: int64(len(p)), Open: func() (io.ReadCloser, error) {
+	return Body{Size: int64(len(p)), memory: p, Open: func() (io.ReadCloser, error) {
 		return io.NopCloser(bytes.NewReader(p)), nil
 	}}
+}
+
+// Memory gives the bytes of a body that Bytes made, once they have been counted as Copy
+// would count them; nil means that the body is not in memory, or empty. A driver that can
+// tell when nobody reads them any more, before its Put returns, need not copy them.
+func (b Body) Memory(ctx context.Context) ([]byte, error) {
+	if len(b.memory) == 0 {
+		return nil, nil
+	}
+	if err := b.Copy(ctx, io.Discard); err != nil {
+		return nil, err
+	}
+	return b.memory, nil
 }
 
 // Copy opens the body, writes it to w and closes it. It fails unless there are exactly

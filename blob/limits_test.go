@@ -205,3 +205,41 @@ func TestWaitIsCancelled(t *testing.T) {
 		wg.Wait()
 	})
 }
+
+// taker puts what lies in memory without a copy.
+type taker struct {
+	blob.Driver
+	got []byte
+}
+
+func (d *taker) Put(ctx context.Context, _ string, body blob.Body, _ blob.PutOptions) (err error) {
+	d.got, err = body.Memory(ctx)
+	return err
+}
+
+// A body in memory reaches the driver as it is, at the rate, and any other does not.
+func TestMemory(t *testing.T) {
+	bubble(t, func(t *testing.T) {
+		d := &taker{Driver: memblob.New()}
+		s := blob.New(d, &blob.Options{BytesPerSecond: 1 << 20})
+		data := make([]byte, 5<<20)
+		start := time.Now()
+		if err := s.Put(t.Context(), "a", blob.Bytes(data), blob.PutOptions{}); err != nil || len(d.got) != len(data) || &d.got[0] != &data[0] {
+			t.Errorf("put: %v, %d bytes", err, len(d.got))
+		}
+		if took := time.Since(start); took < 4800*time.Millisecond {
+			t.Errorf("5 MiB at 1 MiB/s took %v", took)
+		}
+		plain := blob.Body{Size: 3, Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data[:3])), nil }}
+		for _, body := range []blob.Body{plain, blob.Bytes(nil)} {
+			if err := s.Put(t.Context(), "b", body, blob.PutOptions{}); err != nil || d.got != nil {
+				t.Errorf("put: %v, %d bytes", err, len(d.got))
+			}
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		cancel()
+		if _, err := blob.Bytes(data).Memory(ctx); !errors.Is(err, context.Canceled) {
+			t.Errorf("cancelled: %v", err)
+		}
+	})
+}

@@ -80,7 +80,7 @@ func (s *Store) tryPut(ctx context.Context, key string, body Body, opts PutOptio
 	defer release()
 	return s.call(ctx, func(w *watch) error {
 		up.watch = w
-		return s.driver.Put(w.ctx, key, Body{Size: body.Size, Open: up.open}, opts)
+		return s.driver.Put(w.ctx, key, Body{Size: body.Size, Open: up.open, memory: body.memory}, opts)
 	})
 }
 

@@ -35,17 +35,11 @@ func (d *Driver) Put(ctx context.Context, key string, body blob.Body, opts blob.
 
 // putSingle reads the whole body first, so what is wrong with it never reaches the store.
 func (d *Driver) putSingle(ctx context.Context, key string, body blob.Body, opts blob.PutOptions) error {
-	buf, err := d.buffers.get(ctx, body.Size)
+	data, release, err := d.load(ctx, body)
 	if err != nil {
 		return err
 	}
-	defer buf.release()
-	if err := body.Copy(ctx, buf); err != nil {
-		return err
-	}
-	if !buf.full() {
-		return fmt.Errorf("%d of %d bytes of the body arrived", len(buf.data), body.Size)
-	}
+	defer release()
 	in := &s3.PutObjectInput{Bucket: &d.bucket, Key: d.key(key), Metadata: newToken()}
 	if opts.IfAbsent {
 		in.IfNoneMatch = aws.String("*")
@@ -53,10 +47,31 @@ func (d *Driver) putSingle(ctx context.Context, key string, body blob.Body, opts
 	d.opts.decorate(in, opts.IfAbsent)
 	return d.withTag(key, opts.TTL, func(tag *string) error {
 		in.Tagging = tag
-		return d.send(ctx, in, buf.data)
+		return d.send(ctx, in, data)
 	})
 }
 
+// load brings a body into memory, unless that is where it is.
+func (d *Driver) load(ctx context.Context, body blob.Body) (data []byte, release func(), err error) {
+	if data, err = body.Memory(ctx); data != nil || err != nil {
+		return data, func() {}, err
+	}
+	buf, err := d.buffers.get(ctx, body.Size)
+	if err != nil {
+		return nil, nil, err
+	}
+	err = body.Copy(ctx, buf)
+	if err == nil && !buf.full() {
+		err = fmt.Errorf("%d of %d bytes of the body arrived", len(buf.data), body.Size)
+	}
+	if err != nil {
+		buf.release()
+		return nil, nil, err
+	}
+	return buf.data, buf.release, nil
+}
+
+// send puts the object. Nothing reads data any more when it has returned.
 func (d *Driver) send(ctx context.Context, in *s3.PutObjectInput, data []byte) error {
 	p := newPayload(ctx, data)
 	defer p.end()
