@@ -90,6 +90,16 @@ type DeletedReader interface {
 	GetDeleted(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error)
 }
 
+// TimeLister is implemented by drivers of stores that keep older versions of objects
+// (versioned bucket).
+type TimeLister interface {
+	// ListAt is List of the objects that were there at a time, as exactly as the store
+	// keeps times: whole seconds for S3, of which an object that was removed within one
+	// counts as there. Versions that are gone since are missing. The error is
+	// ErrUnsupported when the store keeps none.
+	ListAt(ctx context.Context, prefix, startAfter string, at time.Time) iter.Seq2[Info, error]
+}
+
 // TempSweeper is implemented by drivers whose killed writers can leave temporary files.
 type TempSweeper interface {
 	// SweepTemp removes temporary files that no living writer owns and tells how many.

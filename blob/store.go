@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 	"sync/atomic"
+	"time"
 )
 
 // batchSize is the number of keys of one Delete or RemoveTTL call of a driver.
@@ -104,20 +105,42 @@ func (s *Store) Stat(ctx context.Context, key string) (Info, error) {
 // comes last, the listing is incomplete.
 func (s *Store) List(ctx context.Context, prefix, startAfter string) iter.Seq2[Info, error] {
 	return func(yield func(Info, error) bool) {
-		l := lister{store: s, prefix: prefix, last: startAfter, yield: yield}
-		if err := s.retry(ctx, "list", prefix, l.try); err != nil && !l.stopped {
-			yield(Info{}, wrap("list", prefix, err))
+		l := lister{store: s, list: s.driver.List, prefix: prefix, last: startAfter, yield: yield}
+		l.run(ctx)
+	}
+}
+
+// ListAt is List of what was there at a time; see TimeLister for how exact that is. The
+// first error is ErrUnsupported when the store keeps no older versions.
+func (s *Store) ListAt(ctx context.Context, prefix, startAfter string, at time.Time) iter.Seq2[Info, error] {
+	return func(yield func(Info, error) bool) {
+		d, ok := s.driver.(TimeLister)
+		if !ok {
+			yield(Info{}, wrap("list", prefix, fmt.Errorf("%w: %s keeps no older versions", ErrUnsupported, s)))
+			return
 		}
+		list := func(ctx context.Context, prefix, startAfter string) iter.Seq2[Info, error] {
+			return d.ListAt(ctx, prefix, startAfter, at)
+		}
+		l := lister{store: s, list: list, prefix: prefix, last: startAfter, yield: yield}
+		l.run(ctx)
 	}
 }
 
 // lister is one listing over any number of tries; each begins after the last key given.
 type lister struct {
 	store   *Store
+	list    func(ctx context.Context, prefix, startAfter string) iter.Seq2[Info, error]
 	prefix  string
 	last    string
 	yield   func(Info, error) bool
 	stopped bool
+}
+
+func (l *lister) run(ctx context.Context) {
+	if err := l.store.retry(ctx, "list", l.prefix, l.try); err != nil && !l.stopped {
+		l.yield(Info{}, wrap("list", l.prefix, err))
+	}
 }
 
 // try lists on from the last key.
@@ -130,7 +153,7 @@ func (l *lister) try(ctx context.Context) error {
 	w := l.store.watch(ctx)
 	defer w.end()
 
-	for info, err := range l.store.driver.List(w.ctx, l.prefix, l.last) {
+	for info, err := range l.list(w.ctx, l.prefix, l.last) {
 		if err != nil {
 			sl.answered(err)
 			return w.result(err)

@@ -11,7 +11,6 @@ import (
 
 	"github.com/aws/aws-sdk-go-v2/aws"
 	"github.com/aws/aws-sdk-go-v2/service/s3"
-	"github.com/aws/aws-sdk-go-v2/service/s3/types"
 
 	"github.com/snapferry/snapferry/blob"
 )
@@ -174,58 +173,4 @@ func (s *stream) Close() error {
 		return nil
 	}
 	return s.body.Close()
-}
-
-// GetDeleted implements blob.DeletedReader: it reads the newest version that a delete or a
-// replacement has hidden.
-func (d *Driver) GetDeleted(ctx context.Context, key string, offset, length int64) (io.ReadCloser, error) {
-	version, err := d.hiddenVersion(ctx, key)
-	if err != nil {
-		return nil, err
-	}
-	if version != nil {
-		return d.get(ctx, key, version, offset, length)
-	}
-	out, err := d.client.GetBucketVersioning(ctx, &s3.GetBucketVersioningInput{Bucket: &d.bucket})
-	if err != nil {
-		return nil, d.explainBucket(ctx, getVersioning, err)
-	}
-	if out.Status == "" {
-		return nil, fmt.Errorf("%w: the bucket is not versioned", blob.ErrUnsupported)
-	}
-	return nil, fs.ErrNotExist
-}
-
-// hiddenVersion finds the newest version of key that is not the present one. Listings
-// have the versions of a key newest first, and keys in order.
-func (d *Driver) hiddenVersion(ctx context.Context, key string) (*string, error) {
-	in := &s3.ListObjectVersionsInput{Bucket: &d.bucket, Prefix: d.key(key), EncodingType: types.EncodingTypeUrl}
-	for {
-		out, err := d.client.ListObjectVersions(ctx, in)
-		if err != nil {
-			return nil, d.explainBucket(ctx, listVersions, err)
-		}
-		past := false
-		for _, v := range out.Versions {
-			name, err := decode(v.Key, out.EncodingType)
-			if err != nil {
-				return nil, err
-			}
-			if name == *in.Prefix && !aws.ToBool(v.IsLatest) {
-				return v.VersionId, nil
-			}
-			past = past || name != *in.Prefix
-		}
-		if past || !aws.ToBool(out.IsTruncated) {
-			return nil, nil
-		}
-		if aws.ToString(out.NextKeyMarker) == "" {
-			return nil, blob.Retriable(errors.New("the store has more versions to list and does not say how to go on"))
-		}
-		marker, err := decode(out.NextKeyMarker, out.EncodingType)
-		if err != nil {
-			return nil, err
-		}
-		in.KeyMarker, in.VersionIdMarker = &marker, out.NextVersionIdMarker
-	}
 }

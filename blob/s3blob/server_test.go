@@ -62,6 +62,7 @@ func TestVersioned(t *testing.T) {
 	if err := st.Put(t.Context(), "k2", blob.Bytes([]byte("other")), blob.PutOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	wantListed(t, st)
 	if _, err := st.Stat(t.Context(), "k"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("deleted, and there: %v", err)
 	}
@@ -80,6 +81,7 @@ func TestVersioned(t *testing.T) {
 	if _, err := st.GetDeleted(t.Context(), "k2", 0, -1); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("never deleted: %v", err)
 	}
+	wantUnversioned(t, newStore(t, s, Options{}))
 }
 
 // Stores that take no batches of deletes are served one by one from then on.
