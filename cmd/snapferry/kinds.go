@@ -19,6 +19,7 @@ import (
 	bbolterrors "go.etcd.io/bbolt/errors"
 	"golang.org/x/sys/unix"
 
+	"github.com/snapferry/snapferry/internal/linkfile"
 	"github.com/snapferry/snapferry/source"
 	"github.com/snapferry/snapferry/source/boltsrc"
 	"github.com/snapferry/snapferry/source/hotsrc"
@@ -378,25 +379,7 @@ func linkOrCopy(path, target string) error {
 		if st, ok := info.Sys().(*syscall.Stat_t); ok && st.Nlink > 1 && filepath.Ext(path) == ".log" {
 			return fmt.Errorf("%s %w", path, errLiveLog)
 		}
-		return copyFile(path, target)
+		return linkfile.Copy(path, target)
 	}
-	err := os.Link(path, target)
-	if !errors.Is(err, unix.EXDEV) && !errors.Is(err, fs.ErrPermission) && !errors.Is(err, unix.EMLINK) {
-		return err
-	}
-	return copyFile(path, target)
-}
-
-func copyFile(path, target string) error {
-	in, err := os.Open(path)
-	if err != nil {
-		return err
-	}
-	defer in.Close()
-	out, err := os.OpenFile(target, os.O_WRONLY|os.O_CREATE|os.O_EXCL, 0o600)
-	if err != nil {
-		return err
-	}
-	_, err = io.Copy(out, in)
-	return errors.Join(err, out.Close())
+	return linkfile.LinkOrCopy(path, target)
 }

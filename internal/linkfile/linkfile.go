@@ -17,13 +17,14 @@ func LinkOrCopy(from, to string) error {
 	err := os.Link(from, to)
 	for _, refusal := range []error{syscall.EXDEV, syscall.EMLINK, syscall.EPERM, syscall.ENOTSUP} {
 		if errors.Is(err, refusal) {
-			return copyFile(from, to)
+			return Copy(from, to)
 		}
 	}
 	return err
 }
 
-func copyFile(from, to string) error {
+// Copy makes to, which must not exist, a copy of from with its permissions.
+func Copy(from, to string) error {
 	f, err := os.Open(from)
 	if err != nil {
 		return err
