@@ -38,7 +38,9 @@ func (l *ledger) write(n int) {
 	var all sync.WaitGroup
 	for i := range tasks {
 		task := cpwire.Task{Job: l.job, Name: fmt.Sprint("t", i)}
+		mu.Lock()
 		log := l.logs[task]
+		mu.Unlock()
 		all.Go(func() {
 			for range (n + i) / tasks {
 				var at head
