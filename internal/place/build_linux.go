@@ -143,7 +143,7 @@ func (b *builder) advance(ctx context.Context, f *file, fd int) error {
 }
 
 // writeSize is how many bytes a write call has: see blob/fsblob for why so few.
-const writeSize = 128 << 10
+const writeSize = 32 << 10
 
 func writeAt(fd int, p []byte, offset int64) error {
 	for len(p) > 0 {
