@@ -18,7 +18,7 @@ const (
 	paceGrow   = 8                      // by which part of itself the rate grows after a good look
 	paceProbe  = 256                    // the same, close to a rate that has hurt
 	paceFloor  = 1 << 20                // default of PacerOptions.Floor
-	keepUp     = 4                      // how many times the rate of the log is never yielded
+	keepUp     = 2                      // how many times the rate of the log is never yielded
 	logWindow  = 500 * time.Millisecond // over which the rate of the log is taken
 	lookEvery  = 100 * time.Millisecond // between two looks at the fsyncs
 	lookFsyncs = 20                     // fsyncs that a look wants, or waits for
@@ -35,7 +35,7 @@ type PacerOptions struct {
 	// Limit is the greatest rate in bytes per second. 0 means none.
 	Limit int64
 	// Floor is the rate below which yielding never goes, so that a transfer always ends:
-	// 1 MiB/s by default, and at most Limit. Nor does it go below four times what the log
+	// 1 MiB/s by default, and at most Limit. Nor does it go below twice what the log
 	// writes: snapshots that fall behind the log would never let it be cut.
 	Floor int64
 	// Steady turns yielding off: only Limit counts then.
