@@ -141,10 +141,13 @@ func (b *bench) pebble() (keys int64, err error) {
 }
 
 func openPebble(dir string, withoutWAL bool) (*pebble.DB, error) {
-	return pebble.Open(dir, &pebble.Options{
+	opts := &pebble.Options{
 		FS:                 pebblesrc.FS(vfs.Default),
 		FormatMajorVersion: pebble.FormatNewest, MemTableSize: 32 << 20, DisableWAL: withoutWAL, Logger: quiet{},
-	})
+	}
+	opts.EnsureDefaults()
+	opts.WithFSDefaults()
+	return pebble.Open(dir, opts)
 }
 
 func pebbleKey(n int64) []byte { return binary.BigEndian.AppendUint64(nil, uint64(n)) }

@@ -29,16 +29,34 @@ func Bytes(p []byte) Body {
 }
 
 // Memory gives the bytes of a body that Bytes made, once they have been counted as Copy
-// would count them; nil means that the body is not in memory, or empty. A driver that can
+// would count them; nil means that the body is empty, or must be copied. A driver that can
 // tell when nobody reads them any more, before its Put returns, need not copy them.
 func (b Body) Memory(ctx context.Context) ([]byte, error) {
 	if len(b.memory) == 0 {
 		return nil, nil
 	}
-	if err := b.Copy(ctx, io.Discard); err != nil {
+	s := sameBytes{rest: b.memory, same: true}
+	if err := b.Copy(ctx, &s); err != nil {
 		return nil, err
 	}
+	if !s.same {
+		return nil, nil // somebody has put another Open in the place of Bytes' own
+	}
 	return b.memory, nil
+}
+
+// sameBytes watches whether what is written to it is, place by place, what it expects.
+type sameBytes struct {
+	rest []byte
+	same bool
+}
+
+func (s *sameBytes) Write(p []byte) (int, error) {
+	if len(p) > 0 {
+		s.same = s.same && len(p) <= len(s.rest) && &p[0] == &s.rest[0]
+		s.rest = s.rest[min(len(p), len(s.rest)):]
+	}
+	return len(p), nil
 }
 
 // Copy opens the body, writes it to w and closes it. It fails unless there are exactly

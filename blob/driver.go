@@ -94,9 +94,10 @@ type DeletedReader interface {
 // (versioned bucket).
 type TimeLister interface {
 	// ListAt is List of the objects that were there at a time, as exactly as the store
-	// keeps times: whole seconds for S3, of which an object that was removed within one
-	// counts as there. Versions that are gone since are missing. The error is
-	// ErrUnsupported when the store keeps none.
+	// keeps times. With S3 these are whole seconds, an object put in parts has the time
+	// when that began, and one that was put and removed within a second, and put again
+	// later, counts as there in between. Versions that are gone since are missing. The
+	// error is ErrUnsupported when the store keeps none.
 	ListAt(ctx context.Context, prefix, startAfter string, at time.Time) iter.Seq2[Info, error]
 }
 

@@ -231,7 +231,9 @@ func TestMemory(t *testing.T) {
 			t.Errorf("5 MiB at 1 MiB/s took %v", took)
 		}
 		plain := blob.Body{Size: 3, Open: func() (io.ReadCloser, error) { return io.NopCloser(bytes.NewReader(data[:3])), nil }}
-		for _, body := range []blob.Body{plain, blob.Bytes(nil)} {
+		other := blob.Bytes(data[:3])
+		other.Open = blob.Bytes([]byte("abc")).Open
+		for _, body := range []blob.Body{plain, other, blob.Bytes(nil)} {
 			if err := s.Put(t.Context(), "b", body, blob.PutOptions{}); err != nil || d.got != nil {
 				t.Errorf("put: %v, %d bytes", err, len(d.got))
 			}

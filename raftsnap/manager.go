@@ -202,6 +202,6 @@ func (m *Manager) Status() Status {
 	return s
 }
 
-// ObserveFsync tells how long the WAL's last fsync took, and of how many bytes. Transfers slow down when it takes
-// longer than usual.
+// ObserveFsync tells how long the WAL's last fsync took, and of how many bytes it was.
+// Transfers slow down when it takes longer than usual.
 func (m *Manager) ObserveFsync(d time.Duration, bytes int64) { m.pacer.Observe(d, bytes) }

@@ -145,11 +145,29 @@ func (d *decorated) Stat(ctx context.Context, key string) (info blob.Info, err e
 
 // List implements blob.Driver.
 func (d *decorated) List(ctx context.Context, prefix, startAfter string) iter.Seq2[blob.Info, error] {
+	return d.list(ctx, d.inner.List, prefix, startAfter)
+}
+
+// ListAt implements blob.TimeLister.
+func (d *decorated) ListAt(ctx context.Context, prefix, startAfter string, at time.Time) iter.Seq2[blob.Info, error] {
+	list := func(ctx context.Context, prefix, startAfter string) iter.Seq2[blob.Info, error] {
+		inner, ok := d.inner.(blob.TimeLister)
+		if !ok {
+			return func(yield func(blob.Info, error) bool) { yield(blob.Info{}, blob.ErrUnsupported) }
+		}
+		return inner.ListAt(ctx, prefix, startAfter, at)
+	}
+	return d.list(ctx, list, prefix, startAfter)
+}
+
+type lister func(ctx context.Context, prefix, startAfter string) iter.Seq2[blob.Info, error]
+
+func (d *decorated) list(ctx context.Context, list lister, prefix, startAfter string) iter.Seq2[blob.Info, error] {
 	return func(yield func(blob.Info, error) bool) {
 		stopped := false
 		c := Call{Op: OpList, Keys: []string{prefix}, StartAfter: startAfter}
 		err := d.around(ctx, c, func() error {
-			for info, err := range d.inner.List(ctx, prefix, startAfter) {
+			for info, err := range list(ctx, prefix, startAfter) {
 				if err != nil {
 					return err
 				}

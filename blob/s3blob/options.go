@@ -61,7 +61,8 @@ type Options struct {
 	PartSize int64
 	// Parallel is how many parts of one body are under way; default 4.
 	Parallel int
-	// Buffers bounds the memory that bodies take on their way; default 96 MiB. A larger
+	// Buffers bounds the memory that copies of bodies take on their way; default 96 MiB.
+	// What blob.Bytes made is sent from where it lies, unless in parts. A larger
 	// one goes alone.
 	Buffers int64
 

@@ -11,8 +11,8 @@
 // order and conditional puts (If-None-Match: *), which S3 and its better relatives have;
 // blob.Store.Probe finds those that have not. A body of up to Options.SinglePut bytes is
 // one request; a larger one goes in parts, several at a time, and cannot be conditional.
-// Bodies are buffered, so that a part can be sent again, and Options.Buffers bounds the
-// memory of all puts together. The driver does not repeat requests, except for a single part:
+// Bodies are buffered, so that a part can be sent again, save those that lie in memory and
+// go in one request; Options.Buffers bounds the memory of all puts together. The driver does not repeat requests, except for a single part:
 // the Store above could only send the whole body again.
 //
 // Limits: directory buckets (S3 Express) list in no order and are refused, and so are the

@@ -62,6 +62,19 @@ func TestVersioned(t *testing.T) {
 	if err := st.Put(t.Context(), "k2", blob.Bytes([]byte("other")), blob.PutOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	for _, v := range []string{"a-b", "a/x", "b"} { // b is put again at once
+		for range 2 {
+			if err := st.Put(t.Context(), v, blob.Bytes([]byte(v)), blob.PutOptions{}); err != nil {
+				t.Fatal(err)
+			}
+			if err := st.Delete(t.Context(), []string{"b"}); err != nil {
+				t.Fatal(err)
+			}
+		}
+	}
+	if err := st.Put(t.Context(), "b", blob.Bytes(nil), blob.PutOptions{}); err != nil {
+		t.Fatal(err)
+	}
 	wantListed(t, st)
 	if _, err := st.Stat(t.Context(), "k"); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("deleted, and there: %v", err)

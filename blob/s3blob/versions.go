@@ -100,8 +100,7 @@ type version struct {
 }
 
 // versions yields the versions of the objects whose names begin with prefix and whose keys
-// are not below from: names in order, and of each the newest first. An object comes before
-// a mark of the same second.
+// are above from: names in order, and of each the present one first, then the newest.
 func (d *Driver) versions(ctx context.Context, prefix, from string) iter.Seq2[version, error] {
 	return func(yield func(version, error) bool) {
 		in := &s3.ListObjectVersionsInput{Bucket: &d.bucket, Prefix: optional(prefix), EncodingType: types.EncodingTypeUrl}
@@ -140,27 +139,55 @@ var errEnough = errors.New("enough")
 
 // give yields versions in order, without those of the last name if more of it may come.
 func give(vs []version, more bool, yield func(version, error) bool) (held []version, err error) {
-	slices.SortStableFunc(vs, func(a, b version) int {
-		return cmp.Or(cmp.Compare(a.name, b.name), b.modified.Compare(a.modified), rank(a)-rank(b))
-	})
-	n := len(vs)
-	for more && n > 0 && vs[n-1].name == vs[len(vs)-1].name {
-		n--
-	}
-	for _, v := range vs[:n] {
-		if !yield(v, nil) {
-			return nil, errEnough
+	slices.SortStableFunc(vs, func(a, b version) int { return cmp.Compare(a.name, b.name) })
+	for len(vs) > 0 {
+		n := 1
+		for n < len(vs) && vs[n].name == vs[0].name {
+			n++
 		}
+		if n == len(vs) && more {
+			break
+		}
+		for _, v := range newestFirst(vs[:n]) {
+			if !yield(v, nil) {
+				return nil, errEnough
+			}
+		}
+		vs = vs[n:]
 	}
-	return slices.Clone(vs[n:]), nil
+	return slices.Clone(vs), nil
 }
 
-// rank orders what the store has of one second.
-func rank(v version) int {
-	if v.marker {
-		return 1
+// newestFirst joins the versions of an object and the marks of its deletion, each of which
+// the store lists newest first, and apart from each other.
+func newestFirst(vs []version) []version {
+	var objects, markers, out []version
+	for _, v := range vs {
+		if v.marker {
+			markers = append(markers, v)
+		} else {
+			objects = append(objects, v)
+		}
 	}
-	return 0
+	for len(objects) > 0 && len(markers) > 0 {
+		if markers[0].before(objects[0]) {
+			out, markers = append(out, markers[0]), markers[1:]
+		} else {
+			out, objects = append(out, objects[0]), objects[1:]
+		}
+	}
+	return append(append(out, objects...), markers...)
+}
+
+// before tells whether a mark of deletion is newer than a version of the object. Times are
+// held against each other by the second, since a store may know one of them no better; the
+// present one is the newest whatever its time is.
+func (m version) before(object version) bool {
+	switch {
+	case m.latest || object.latest:
+		return m.latest
+	}
+	return m.modified.Truncate(time.Second).After(object.modified.Truncate(time.Second))
 }
 
 func (d *Driver) versionPage(out *s3.ListObjectVersionsOutput) (vs []version, err error) {

@@ -11,11 +11,15 @@ import (
 	"time"
 
 	"github.com/snapferry/snapferry/blob"
+	"github.com/snapferry/snapferry/blob/blobtest"
 )
 
 // history answers listings of versions from pages, the way S3 cuts them.
-func history(pages ...string) func(*http.Request) (*http.Response, error) {
+func history(asked *[]string, pages ...string) func(*http.Request) (*http.Response, error) {
 	return func(req *http.Request) (*http.Response, error) {
+		if q := req.URL.Query(); q.Has("versions") && !q.Has("version-id-marker") {
+			*asked = append(*asked, q.Get("prefix")+" "+q.Get("key-marker"))
+		}
 		if req.URL.Query().Has("versioning") {
 			return answered(req, 200, `<VersioningConfiguration><Status>Enabled</Status></VersioningConfiguration>`), nil
 		}
@@ -28,12 +32,16 @@ func history(pages ...string) func(*http.Request) (*http.Response, error) {
 	}
 }
 
+// putAt is a version; of an object's last one the key ends in *.
 func putAt(key string, second, size int) string {
-	return fmt.Sprintf(`<Version><Key>p/%s</Key><VersionId>%d</VersionId><LastModified>2026-01-01T00:00:%02d.000Z</LastModified><Size>%d</Size></Version>`, key, second, second, size)
+	key, latest := strings.CutSuffix(key, "*")
+	return fmt.Sprintf(`<Version><Key>p/%s</Key><VersionId>%d</VersionId><IsLatest>%t</IsLatest><LastModified>2026-01-01T00:00:%02d.000Z</LastModified><Size>%d</Size></Version>`, key, second, latest, second, size)
 }
 
+// deletedAt is the mark of a deletion, with a time more exact than that of versions.
 func deletedAt(key string, second int) string {
-	return fmt.Sprintf(`<DeleteMarker><Key>p/%s</Key><VersionId>%d</VersionId><LastModified>2026-01-01T00:00:%02d.000Z</LastModified></DeleteMarker>`, key, second, second)
+	key, latest := strings.CutSuffix(key, "*")
+	return fmt.Sprintf(`<DeleteMarker><Key>p/%s</Key><VersionId>%d</VersionId><IsLatest>%t</IsLatest><LastModified>2026-01-01T00:00:%02d.300Z</LastModified></DeleteMarker>`, key, second, latest, second)
 }
 
 func listAt(t *testing.T, st *blob.Store, prefix, after string, at time.Time) (keys []string) {
@@ -51,10 +59,12 @@ func listAt(t *testing.T, st *blob.Store, prefix, after string, at time.Time) (k
 // cuts its pages.
 func TestListAt(t *testing.T) {
 	pages := []string{
-		putAt("a", 10, 1) + putAt("b", 40, 3),
-		putAt("b", 20, 2) + deletedAt("b", 30) + putAt("c", 20, 4) + deletedAt("c", 20) + putAt("d/e", 50, 5),
+		putAt("a*", 10, 1) + putAt("b*", 40, 3),
+		putAt("b", 20, 2) + deletedAt("b", 30) + putAt("c", 20, 4) + deletedAt("c*", 20) + putAt("d/e*", 50, 5) + putAt("d/f*", 50, 6) + deletedAt("d/f", 50),
 	}
-	st := blob.New(alone(t, history(pages...)), nil)
+	var asked []string
+	faults := blobtest.NewFaults(alone(t, history(&asked, pages...)), nil)
+	st := blob.New(faults, &blob.Options{Retry: blob.Retry{First: time.Millisecond}})
 	defer st.Close()
 	cases := []struct {
 		prefix, after string
@@ -63,18 +73,26 @@ func TestListAt(t *testing.T) {
 	}{
 		{"", "", 5, ""},
 		{"", "", 10, "a:1"},
-		{"", "", 25, "a:1 b:2 c:4"}, // c came and went within one second
-		{"", "", 35, "a:1 c:4"},
-		{"", "", 45, "a:1 b:3 c:4"},
-		{"", "a", 59, "b:3 c:4 d/e:5"},
-		{"d/", "", 59, "d/e:5"},
-		{"", "d/e", 59, ""},
+		{"", "", 20, "a:1 b:2 c:4"}, // c came and went within this second
+		{"", "", 25, "a:1 b:2"},
+		{"", "", 35, "a:1"},
+		{"", "", 45, "a:1 b:3"},
+		{"", "a", 59, "b:3 d/e:5 d/f:6"}, // d/f came again in the second in which it had gone
+		{"d/", "", 59, "d/e:5 d/f:6"},
+		{"", "d/e", 59, "d/f:6"},
 	}
 	for _, c := range cases {
 		at := time.Date(2026, 1, 1, 0, 0, c.second, 0, time.UTC)
 		if got := strings.Join(listAt(t, st, c.prefix, c.after, at), " "); got != c.want {
 			t.Errorf("%q after %q at %d s: %s, want %s", c.prefix, c.after, c.second, got, c.want)
 		}
+	}
+	if want := []string{"p/ ", "p/ p/a", "p/d/ ", "p/ p/d/e"}; !slices.Equal(slices.Compact(asked), want) {
+		t.Errorf("asked for %q, want %q", slices.Compact(asked), want)
+	}
+	faults.FailAt(0, blob.Retriable(errLost))
+	if got := listAt(t, st, "", "", time.Date(2026, 1, 1, 0, 1, 0, 0, time.UTC)); len(got) != 4 {
+		t.Errorf("after a broken connection: %v", got)
 	}
 	for range st.ListAt(t.Context(), "", "", time.Now()) {
 		break // stops at once
@@ -92,8 +110,16 @@ func wantListed(t *testing.T, st *blob.Store) {
 		}
 		now = append(now, fmt.Sprintf("%s:%d", info.Key, info.Size))
 	}
-	if got := listAt(t, st, "", "", time.Now().Add(time.Hour)); !slices.Equal(got, now) {
+	later := time.Now().Add(time.Hour)
+	if got := listAt(t, st, "", "", later); !slices.Equal(got, now) {
 		t.Errorf("an hour from now there is %v, now %v", got, now)
+	}
+	first, _, _ := strings.Cut(now[0], ":")
+	if got := listAt(t, st, "", first, later); !slices.Equal(got, now[1:]) {
+		t.Errorf("after %s there is %v of %v", first, got, now)
+	}
+	if got := listAt(t, st, first, "", later); !slices.Equal(got, now[:1]) {
+		t.Errorf("below %s there is %v of %v", first, got, now)
 	}
 	if got := listAt(t, st, "", "", time.Unix(1e9, 0)); len(got) > 0 {
 		t.Errorf("in 2001 there was %v", got)

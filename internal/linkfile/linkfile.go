@@ -15,7 +15,7 @@ import (
 // os.ErrNotExist.
 func LinkOrCopy(from, to string) error {
 	err := os.Link(from, to)
-	for _, refusal := range []error{syscall.EXDEV, syscall.EMLINK, syscall.EPERM, syscall.ENOTSUP} {
+	for _, refusal := range []error{syscall.EXDEV, syscall.EMLINK, syscall.EPERM, syscall.EACCES, syscall.ENOTSUP} {
 		if errors.Is(err, refusal) {
 			return Copy(from, to)
 		}

@@ -27,7 +27,7 @@ const (
 	keepQuiet  = 1024                   // undisturbed fsyncs that are remembered
 	yieldAt    = 2                      // how many times its baseline the p99 may be
 	soonSlow   = 2                      // fsyncs over that mark after which it looks at once
-	stuckLooks = 20                     // looks at the floor after which somebody else must be slowing the log
+	stuckLooks = 20                     // looks at the lowest rate after which the log counts as slow by itself
 )
 
 // PacerOptions tunes a Pacer. The zero value of each field means its default.
@@ -36,7 +36,7 @@ type PacerOptions struct {
 	Limit int64
 	// Floor is the rate below which yielding never goes, so that a transfer always ends:
 	// 1 MiB/s by default, and at most Limit. Nor does it go below twice what the log
-	// writes: snapshots that fall behind the log would never let it be cut.
+	// writes, lest snapshots fall far behind the log, which is cut by them.
 	Floor int64
 	// Steady turns yielding off: only Limit counts then.
 	Steady bool
@@ -171,10 +171,13 @@ func (p *Pacer) reserve(n int) time.Duration {
 func (p *Pacer) beginLocked(now time.Time) {
 	start := p.limit
 	if now.Sub(p.synced) < quietAfter && !p.steady {
-		start = min(p.limit, max(paceStart, p.lowestLocked()))
+		start = min(p.limit, max(paceStart, p.floor))
 	}
 	p.hurt, p.stuck, p.settled = 0, 0, now
 	p.setLocked(now, start)
+	// What the bucket has gathered would go at once, and whoever got it would take the limit
+	// for a high one and ask for more at a time than comes within any patience.
+	p.bucket.ReserveN(now, int(p.bucket.TokensAt(now)))
 	p.startLocked(now)
 }
 
@@ -224,8 +227,10 @@ func (p *Pacer) yieldLocked(now time.Time) {
 	lowest := p.lowestLocked()
 	if p.rate <= lowest {
 		p.setLocked(now, lowest)
-		// So little cannot be the cause: the log has become slower by itself.
+		// Less would not help, or leave snapshots behind: what the log is like now must
+		// do, until it is seen undisturbed again.
 		if p.stuck++; p.stuck >= stuckLooks {
+			p.guess = true
 			p.adoptLocked()
 		}
 		return
@@ -247,7 +252,7 @@ func (p *Pacer) growLocked(now time.Time) {
 		step = p.rate / paceProbe
 	}
 	p.stuck = 0
-	p.setLocked(now, min(p.limit, max(p.rate+step, p.lowestLocked())))
+	p.setLocked(now, min(p.limit, p.rate+step))
 }
 
 // adoptLocked takes the fsyncs just seen for what is normal.

@@ -202,6 +202,11 @@ func TestPacerKeepsUp(t *testing.T) {
 		if written := 10 * 500 * d.write; int64(bytes) < 2*written {
 			t.Errorf("%d bytes were moved while the log wrote %d", bytes, written)
 		}
+		_ = sleep(t.Context(), time.Minute)
+		d.run(t, false, time.Second)
+		if got := d.p.quiet.p99(); got > 2*d.base {
+			t.Errorf("baseline %v after a quiet second, want about %v", got, d.base)
+		}
 	})
 }
 

@@ -10,7 +10,15 @@ import (
 // is written into an image is not synced. A checkpoint syncs every file that it makes,
 // while writers and compactions keep the disk busy; an image is of no use after a
 // crash, and its tables are synced long before. Checkpoints made anywhere else are as
-// durable as ever.
+// durable as ever. That the disk cannot take an image is noticed when it is read, if it
+// had to be read from there.
+//
+// Pebble watches the health of the disk (EventListener.DiskSlow) by itself only where no
+// file system is set:
+//
+//	opts.FS = pebblesrc.FS(vfs.Default)
+//	opts.EnsureDefaults()
+//	opts.WithFSDefaults()
 func FS(fs vfs.FS) vfs.FS { return imageFS{fs} }
 
 type imageFS struct{ vfs.FS }
