@@ -23,7 +23,16 @@ func (b *bench) smallObjects() ([]sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := b.rival(t.dir, g.remote("rclone-small"), func() error { return g.remove("rclone-small") }, rcloneSmall)
+	samples, err := b.uploads(g, t, "rclone-small", rcloneSmall)
+	for i := range samples {
+		samples[i].Puts = puts
+	}
+	return samples, err
+}
+
+// uploads measures first backups of a tree beside copies of it by rclone to a prefix.
+func (b *bench) uploads(g *gateway, t *tree, prefix string, settings []string) ([]sample, error) {
+	r, err := b.rival(t.dir, g.remote(prefix), func() error { return g.remove(prefix) }, settings)
 	if err != nil {
 		return nil, err
 	}
@@ -32,7 +41,6 @@ func (b *bench) smallObjects() ([]sample, error) {
 			return s, err
 		}
 		s.Ours, err = b.upload(g, g.Endpoint, t)
-		s.Puts = puts
 		return s, errors.Join(err, g.remove(uploadPrefix))
 	})
 }
@@ -69,17 +77,7 @@ func (b *bench) largeUp() ([]sample, error) {
 	if err != nil {
 		return nil, err
 	}
-	r, err := b.rival(t.dir, g.remote("rclone-up"), func() error { return g.remove("rclone-up") }, rcloneUp)
-	if err != nil {
-		return nil, err
-	}
-	return b.repeat(func(int) (s sample, err error) {
-		if s.Reference, err = r.sample(); err != nil {
-			return s, err
-		}
-		s.Ours, err = b.upload(g, g.Endpoint, t)
-		return s, errors.Join(err, g.remove(uploadPrefix))
-	})
+	return b.uploads(g, t, "rclone-up", rcloneUp)
 }
 
 // largeDown restores the big tree from S3. rclone fetches the same files as objects of their

@@ -77,6 +77,11 @@ func isScratch(name string) bool {
 	if !strings.HasPrefix(name, scratchPrefix) || at < len(scratchPrefix) {
 		return false
 	}
-	_, err := hex.DecodeString(name[at:])
-	return err == nil
+	return isRandom(name[at:])
+}
+
+// isRandom tells whether this is the end of such a name.
+func isRandom(s string) bool {
+	_, err := hex.DecodeString(s)
+	return err == nil && len(s) == scratchRandom
 }

@@ -106,7 +106,7 @@ func sweepScratch(parent, prefix string) error {
 	}
 	for _, d := range list {
 		random, ok := strings.CutPrefix(d.Name(), prefix)
-		if _, err := hex.DecodeString(random); !ok || err != nil || len(random) != scratchRandom || !d.IsDir() {
+		if !ok || !isRandom(random) || !d.IsDir() {
 			continue
 		}
 		dir := filepath.Join(parent, d.Name())
